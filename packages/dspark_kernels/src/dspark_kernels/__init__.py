@@ -1,0 +1,3 @@
+"""Sampling keyed by seed and position."""
+
+__version__ = "0.1.0"

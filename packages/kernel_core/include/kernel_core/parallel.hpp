@@ -1,0 +1,26 @@
+// One way to spread rows over threads: static shares, so that a row's arithmetic never depends on the schedule.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace kernel_core {
+
+// Calls f(i) for i in [0, n). `cost` is a rough count of operations an item; small jobs stay on one thread,
+// where waking the others would cost more than the work.
+template <typename F>
+inline void parallel_for(int64_t n, int64_t cost, F&& f) {
+  constexpr int64_t kWorthAThread = 1 << 15;
+  const int64_t want = std::max<int64_t>(1, n * cost / kWorthAThread);
+  const int threads = static_cast<int>(std::min<int64_t>({want, n, omp_get_max_threads()}));
+  if (threads <= 1 || omp_in_parallel()) {
+    for (int64_t i = 0; i < n; ++i) f(i);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t i = 0; i < n; ++i) f(i);
+}
+
+}  // namespace kernel_core

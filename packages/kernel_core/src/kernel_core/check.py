@@ -1,0 +1,32 @@
+"""Argument checks with one voice: they name the argument, what came and what is allowed."""
+
+from __future__ import annotations
+
+import torch
+
+
+def require(condition: bool, argument: str, got: object, allowed: str) -> None:
+    """Raise `ValueError` naming `argument` unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{argument}: got {got}, allowed is {allowed}")
+
+
+def tensor(
+    argument: str,
+    value: torch.Tensor,
+    *,
+    dtype: torch.dtype | tuple[torch.dtype, ...],
+    shape: tuple[int | None, ...] | None = None,
+    contiguous: bool = True,
+) -> None:
+    """Check dtype, shape (`None` matches any size) and contiguity of a tensor argument."""
+    allowed = dtype if isinstance(dtype, tuple) else (dtype,)
+    if value.dtype not in allowed:
+        raise ValueError(f"{argument}: got dtype {value.dtype}, allowed is {' or '.join(map(str, allowed))}")
+    if shape is not None:
+        actual = value.shape
+        if len(actual) != len(shape) or any(s is not None and s != a for s, a in zip(shape, actual, strict=True)):
+            wanted = ", ".join("*" if s is None else str(s) for s in shape)
+            raise ValueError(f"{argument}: got shape {list(actual)}, allowed is [{wanted}]")
+    if contiguous and not value.is_contiguous():
+        raise ValueError(f"{argument}: got strides {value.stride()}, allowed is a contiguous tensor")
