@@ -1,0 +1,1 @@
+"""What each op means, in plain vectorised PyTorch, float32."""
