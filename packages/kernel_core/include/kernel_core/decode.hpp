@@ -113,14 +113,16 @@ inline void decode_main_row(const uint8_t* row, float* out, int64_t n) {
   }
 }
 
-// A window row: n E4M3 values, then n/32 UE8M0 scales.
-inline void decode_window_row(const uint8_t* row, float* out, int64_t n) {
-  const uint8_t* scales = row + n;
+// n E4M3 values and n/32 UE8M0 scales, stored apart
+inline void decode_mxfp8_row(const uint8_t* codes, const uint8_t* scales, float* out, int64_t n) {
   for (int64_t g = 0; g < n / 32; ++g) {
     const F32 scale = F32::set(decode_ue8m0(scales[g]));
-    for (int64_t i = g * 32; i < g * 32 + 32; i += F32::width) (decode_e4m3_vec(row + i) * scale).store(out + i);
+    for (int64_t i = g * 32; i < g * 32 + 32; i += F32::width) (decode_e4m3_vec(codes + i) * scale).store(out + i);
   }
 }
+
+// A window row: n E4M3 values, then n/32 UE8M0 scales.
+inline void decode_window_row(const uint8_t* row, float* out, int64_t n) { decode_mxfp8_row(row, row + n, out, n); }
 
 // An index key (or an MXFP4 weight row): n E2M1 codes and n/32 UE8M0 scales, stored apart.
 inline void decode_mxfp4_row(const uint8_t* codes, const uint8_t* scales, float* out, int64_t n) {

@@ -2,7 +2,15 @@
 
 import torch  # noqa: F401  (first, so that one OpenMP runtime is mapped)
 
-from kernel_core.backend import available_isas, limit_isa, register_native, register_op, unsupported, use_reference, using
+from kernel_core.backend import (
+    available_isas,
+    limit_isa,
+    register_native,
+    register_op,
+    unsupported,
+    use_reference,
+    using,
+)
 
 __all__ = ["available_isas", "limit_isa", "register_native", "register_op", "unsupported", "use_reference", "using"]
 __version__ = "0.1.0"
