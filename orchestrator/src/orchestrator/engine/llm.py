@@ -1,0 +1,167 @@
+"""Offline use: texts or token ids in, finished texts out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.engine.config import EngineConfig
+from orchestrator.engine.engine import Engine
+from orchestrator.engine.request import Event, Finished, FinishReason, SamplingParams, TokenOutput
+from orchestrator.model.record import Recorder
+
+Prompt = str | list[int]
+
+
+@dataclass
+class RequestOutput:
+    """One finished request, in the order of the prompts.
+
+    `token_ids` leaves out the token that ended the text (`stop_token`); `logprobs` stands beside them when asked for,
+    `top_logprobs` likewise; `record` is what `generate(..., record=True)` saw of the forward passes.
+    """
+
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason = "error"
+    stop_sequence: str | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    record: dict[str, torch.Tensor] | None = None
+
+
+class LLM:
+    """A model in this process.
+
+    Args:
+        model: folder of a checkpoint (`config.json`, safetensors, `tokenizer.json`).
+        options: fields of `EngineConfig`, for instance ``max_num_seqs=32``.
+
+    Example:
+        >>> from orchestrator import LLM, SamplingParams
+        >>> llm = LLM("models/v41-mini")
+        >>> llm.generate(["def f(x):"], SamplingParams(max_tokens=8, seed=1))[0].text
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        from orchestrator.model.load import load_model
+        from orchestrator.text.tokenizer import load_tokenizer
+
+        config = EngineConfig(**options)
+        self.tokenizer = load_tokenizer(model)
+        self.engine = Engine(load_model(model, dense=config.dense), self.tokenizer, config)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        record: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; results come in the order of the prompts.
+
+        `params` is one for all or one a prompt. `progress` shows a bar (default: when stderr is a terminal). `record`
+        keeps each request's cache bytes, index sets, expert choices and logits.
+
+        Raises `ValueError` before anything runs when a prompt can never run.
+        """
+        batch = _as_list(prompts)
+        settings = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
+        if len(settings) != len(batch):
+            raise ValueError(f"params: got {len(settings)}, allowed is one, or one for each of {len(batch)} prompts")
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
+        recorders = [Recorder() if record else None for _ in ids]
+        results = [RequestOutput(prompt) for prompt in ids]
+        queue = list(zip(map(str, range(len(ids))), ids, settings, recorders, strict=True))
+        for request_id, prompt, setting, _ in queue:
+            self.engine._check(request_id, prompt, setting)
+            self.engine._matcher(setting)
+        with _bar(len(ids), sys.stderr.isatty() if progress is None else progress) as advance:
+            for event in self._run(queue):
+                _apply(results[int(event.request_id)], event)
+                advance(event)
+        for result, recorder in zip(results, recorders, strict=True):
+            if recorder is not None:
+                result.record = recorder.export()
+        return results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """Events of one request as they happen; leaving the loop early aborts it."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        try:
+            yield from self._run([("0", ids, params or SamplingParams(), None)])
+        finally:
+            self.engine.abort("0")
+
+    def _run(self, queue: list[tuple[str, list[int], SamplingParams, Recorder | None]]) -> Iterator[Event]:
+        waiting = list(reversed(queue))
+        while waiting or self.engine.has_work:
+            while waiting and len(self.engine.scheduler.waiting) < self.engine.config.max_waiting:
+                request_id, prompt, setting, recorder = waiting.pop()
+                self.engine.add(request_id, prompt, setting, recorder=recorder)
+            yield from self.engine.step()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _apply(result: RequestOutput, event: Event) -> None:
+    if isinstance(event, TokenOutput):
+        result.token_ids.append(event.token_id)
+        result.text += event.text
+        if event.logprob is not None:
+            result.logprobs.append(event.logprob)
+            result.top_logprobs.append(event.top_logprobs)
+    elif isinstance(event, Finished):
+        result.text += event.text
+        result.finish_reason, result.error = event.reason, event.error
+        result.stop_sequence, result.stop_token = event.stop_sequence, event.stop_token
+        result.prompt_logprobs = list(event.prompt_logprobs)
+
+
+class _bar:
+    """Finished requests and tokens a second, or nothing."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._shown, self._total, self._tokens = shown, total, 0
+
+    def __enter__(self) -> Any:
+        if not self._shown:
+            return lambda event: None
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("generate"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[tokens]} tokens"),
+            TimeElapsedColumn(),
+            transient=True,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("generate", total=self._total, tokens=0)
+        return self._advance
+
+    def _advance(self, event: Event) -> None:
+        self._tokens += isinstance(event, TokenOutput)
+        self._progress.update(self._task, advance=isinstance(event, Finished), tokens=self._tokens)
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._progress.stop()

@@ -1,0 +1,59 @@
+"""Carries out the scheduler's orders: moves parked state, runs the model, hands back logits."""
+
+from __future__ import annotations
+
+import torch
+
+from orchestrator.engine.scheduler import Step
+from orchestrator.engine.sequence import Sequence
+from orchestrator.model.batch import Chunk, StepBatch
+from orchestrator.model.cache import CachePools
+from orchestrator.model.record import StepRecorder
+from orchestrator.model.transformer import Transformer
+
+_LOOK_BACK = 3  # tokens before a chunk that Engram hashes with its first
+
+
+class Runner:
+    def __init__(self, model: Transformer, cache: CachePools) -> None:
+        self.model, self.cache = model, cache
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> tuple[torch.Tensor, list[Sequence]]:
+        """Logits float32 [R, vocab] and the sequence of each row.
+
+        A sequence has one row when this step computed its last known token, and one a token while prompt
+        log-probabilities are asked for.
+        """
+        for sequence, blocks, slot in step.park:
+            sequence.parked = (self.cache.save_blocks(blocks), self.cache.save_slot(slot))
+        for sequence in step.resume:
+            rows, state = sequence.parked
+            self.cache.load_blocks(sequence.blocks[: rows_held(rows)], rows)
+            self.cache.load_slot(sequence.slot, state)
+            sequence.parked = None
+        if not step.work:
+            return torch.empty(0, self.model.config.vocab_size), []
+        batch = StepBatch.build([_chunk(s, n) for s, n in step.work], self.model.ratios)
+        recorders = {i: s.recorder for i, (s, _) in enumerate(step.work) if s.recorder is not None}
+        logits = self.model.forward(batch, self.cache, StepRecorder(recorders) if recorders else None)
+        return logits, [step.work[i][0] for i in batch.logit_chunks]
+
+
+def rows_held(saved: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> int:
+    """Number of blocks in what `CachePools.save_blocks` returned."""
+    return next(iter(saved.values()))[0].shape[0]
+
+
+def _chunk(sequence: Sequence, count: int) -> Chunk:
+    start, end = sequence.computed, sequence.computed + count
+    prompt_rows = sequence.params.prompt_logprobs and start < sequence.prompt_len
+    return Chunk(
+        tokens=sequence.tokens[start:end],
+        start=start,
+        slot=sequence.slot,
+        blocks=sequence.blocks,
+        history=sequence.tokens[max(0, start - _LOOK_BACK) : start],
+        decoder_lower=sequence.decoder_lower,
+        logits="all" if prompt_rows else "last" if end == len(sequence.tokens) else "none",
+    )

@@ -1,0 +1,171 @@
+"""One step's work: which tokens of which requests, where their state lives, and what follows from positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from orchestrator.model.config import BLOCK_TOKENS
+
+
+@dataclass
+class Chunk:
+    """One request's share of a step: consecutive tokens from `start`.
+
+    Attributes:
+        tokens: ids of the tokens to compute.
+        start: position of the first of them.
+        slot: the request's ring and tail slot.
+        blocks: the request's block ids, first block first; they cover every position up to the last token.
+        history: the up to three tokens before `start`, oldest first (Engram looks back).
+        encoder_lower: no window key below this position in encoder layers (a replay starts there).
+        decoder_lower: the same for decoder layers; rows before it skip the decoder (0 runs all of them).
+        global_floor: global rows are written only for groups whose last token is at or after this position.
+        logits: "last" for the last row's logits, "all" for every computed row, "none".
+        is_image: per token, whether it belongs to an image span; None for text.
+        history_is_image: the same for `history`.
+    """
+
+    tokens: list[int]
+    start: int
+    slot: int
+    blocks: list[int]
+    history: list[int] = field(default_factory=list)
+    encoder_lower: int = 0
+    decoder_lower: int = 0
+    global_floor: int = 0
+    logits: str = "last"
+    is_image: list[bool] | None = None
+    history_is_image: list[bool] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass
+class Rows:
+    """Geometry of the rows that a half of the model computes (all rows in the encoder, kept rows in the decoder).
+
+    `cu_seqlens` int32 [B + 1], `start_pos` int64 [B], `positions` int64 [T], `visible` ratio -> int32 [T] (number of
+    compressed rows that a query may see), `lower` int64 [B] (window bound), `owner` int64 [T] (chunk of each row).
+    """
+
+    cu_seqlens: torch.Tensor
+    start_pos: torch.Tensor
+    lower: torch.Tensor
+    positions: torch.Tensor
+    visible: dict[int, torch.Tensor]
+    owner: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass
+class StepBatch:
+    """Everything a step needs, derived once from its chunks."""
+
+    chunks: list[Chunk]
+    tokens: torch.Tensor
+    slots: torch.Tensor  # int32 [B]
+    block_table: torch.Tensor  # int32 [B, M]
+    encoder: Rows
+    decoder: Rows
+    kept: torch.Tensor | None  # int64 [T'], rows of the encoder that enter the decoder; None when all do
+    highest: int  # largest position of the step
+    global_slots: dict[int, torch.Tensor]  # ratio -> int64 [groups], pool row of each completed group, -1 unwritten
+    group_positions: dict[int, torch.Tensor]  # ratio -> int64 [groups], rotary position of each completed group
+    group_owner: dict[int, torch.Tensor]  # ratio -> int64 [groups], chunk of each completed group
+    is_image: torch.Tensor | None
+    logit_rows: torch.Tensor  # int64, rows of the decoder whose logits are wanted
+    logit_chunks: list[int]  # chunk index of each of them
+
+    @staticmethod
+    def build(chunks: list[Chunk], ratios: tuple[int, ...]) -> StepBatch:
+        lengths = np.array([len(c.tokens) for c in chunks], dtype=np.int64)
+        starts = np.array([c.start for c in chunks], dtype=np.int64)
+        encoder_lower = np.array([c.encoder_lower for c in chunks], dtype=np.int64)
+        decoder_lower = np.array([c.decoder_lower for c in chunks], dtype=np.int64)
+        positions = np.concatenate([np.arange(c.start, c.end) for c in chunks])
+        request = np.repeat(np.arange(len(chunks)), lengths)
+
+        table = np.zeros((len(chunks), max(len(c.blocks) for c in chunks)), dtype=np.int32)
+        for row, chunk in zip(table, chunks, strict=True):
+            row[: len(chunk.blocks)] = chunk.blocks
+
+        floors = np.array([c.global_floor for c in chunks], dtype=np.int64)[request]
+        global_slots, group_positions, group_owner = {}, {}, {}
+        for ratio in ratios:
+            done = positions % ratio == ratio - 1  # the row that completes a group
+            last, owner = positions[done], request[done]
+            block, offset = np.divmod(last, BLOCK_TOKENS)
+            rows = table[owner, block].astype(np.int64) * (BLOCK_TOKENS // ratio) + offset // ratio
+            global_slots[ratio] = torch.from_numpy(np.where(last >= floors[done], rows, -1))
+            group_positions[ratio] = torch.from_numpy(last - (ratio - 1))
+            group_owner[ratio] = torch.from_numpy(owner)
+
+        keep = positions >= decoder_lower[request]
+        encoder = _rows(lengths, starts, encoder_lower, positions, request, ratios)
+        if keep.all():
+            kept, kept_lengths = None, lengths
+            decoder = replace(encoder, lower=torch.from_numpy(decoder_lower))
+        else:
+            kept = torch.from_numpy(np.flatnonzero(keep))
+            kept_lengths = np.bincount(request[keep], minlength=len(chunks))
+            first = np.maximum(starts, decoder_lower)
+            decoder = _rows(kept_lengths, first, decoder_lower, positions[keep], request[keep], ratios)
+
+        ends = np.cumsum(kept_lengths)
+        logit_rows: list[int] = []
+        logit_chunks: list[int] = []
+        for i, chunk in enumerate(chunks):
+            if chunk.logits == "none" or kept_lengths[i] == 0:
+                continue
+            first = ends[i] - (kept_lengths[i] if chunk.logits == "all" else 1)
+            logit_rows.extend(range(int(first), int(ends[i])))
+            logit_chunks.extend([i] * int(ends[i] - first))
+
+        images = None
+        if any(c.is_image is not None for c in chunks):
+            images = torch.tensor([x for c in chunks for x in (c.is_image or [False] * len(c.tokens))])
+        return StepBatch(
+            chunks=chunks,
+            tokens=torch.tensor([t for c in chunks for t in c.tokens], dtype=torch.int64),
+            slots=torch.tensor([c.slot for c in chunks], dtype=torch.int32),
+            block_table=torch.from_numpy(table),
+            encoder=encoder,
+            decoder=decoder,
+            kept=kept,
+            highest=int(positions.max()) if len(positions) else 0,
+            global_slots=global_slots,
+            group_positions=group_positions,
+            group_owner=group_owner,
+            is_image=images,
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            logit_chunks=logit_chunks,
+        )
+
+
+def _rows(
+    lengths: np.ndarray,
+    starts: np.ndarray,
+    lower: np.ndarray,
+    positions: np.ndarray,
+    owner: np.ndarray,
+    ratios: tuple[int, ...],
+) -> Rows:
+    cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    visible = {ratio: torch.from_numpy(((positions + 1) // ratio).astype(np.int32)) for ratio in ratios}
+    return Rows(
+        cu_seqlens=torch.from_numpy(cu_seqlens),
+        start_pos=torch.from_numpy(starts.copy()),
+        lower=torch.from_numpy(lower),
+        positions=torch.from_numpy(positions),
+        visible=visible,
+        owner=torch.from_numpy(owner),
+    )

@@ -1,0 +1,107 @@
+"""The state that outlives a step: pools of global rows, window rings and compressor tails.
+
+Global rows live in blocks of 128 tokens, shared and append-only. Rings and tails belong to one request and are
+addressed by its slot. Block 0 and slot 0 are padding: nothing valid ever points at them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.model.config import BLOCK_TOKENS, ModelConfig
+
+
+@dataclass(frozen=True)
+class GlobalPool:
+    """Rows of one source layer.
+
+    `main` is uint8 [blocks, rows, main_row_bytes]; `index` is uint8 [blocks, rows * index_row_bytes], each page all
+    codes first, then all scales. Without quantisation both are float32 [blocks, rows, dim].
+    """
+
+    ratio: int
+    main: torch.Tensor
+    index: torch.Tensor
+
+    @property
+    def rows_per_block(self) -> int:
+        return BLOCK_TOKENS // self.ratio
+
+    @property
+    def bytes_per_block(self) -> int:
+        return sum(t[0].numel() * t.element_size() for t in (self.main, self.index))
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """One request's rings and tails, copied out of the pools (see `CachePools.save_slot`)."""
+
+    rings: torch.Tensor
+    tails: dict[int, torch.Tensor]
+
+
+class CachePools:
+    """All cache memory of one data-parallel rank.
+
+    Attributes:
+        pools: source layer -> its `GlobalPool`.
+        rings: [layers, slots, ring_rows, window_row_bytes] uint8, row = position mod ring_rows (float32 and head_dim
+            instead of bytes without quantisation).
+        tails: ratio-2 source layer -> float32 [slots, tail_rows, 2, head_dim], row = position mod tail_rows,
+            gate then value.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, num_slots: int, *, quantised: bool = True) -> None:
+        if num_blocks < 2 or num_slots < 2:
+            raise ValueError(
+                f"num_blocks, num_slots: got {num_blocks}, {num_slots}, allowed are at least 2 (one is padding)"
+            )
+        self.config, self.num_blocks, self.num_slots, self.quantised = config, num_blocks, num_slots, quantised
+        self.pools: dict[int, GlobalPool] = {}
+        self.tails: dict[int, torch.Tensor] = {}
+        for layer in config.kv_source_layer_ids:
+            ratio = config.ratio(layer)
+            rows = BLOCK_TOKENS // ratio
+            if quantised:
+                main = torch.zeros(num_blocks, rows, config.main_row_bytes, dtype=torch.uint8)
+                index = torch.zeros(num_blocks, rows * config.index_row_bytes, dtype=torch.uint8)
+            else:
+                main = torch.zeros(num_blocks, rows, config.head_dim)
+                index = torch.zeros(num_blocks, rows, config.index_head_dim)
+            self.pools[layer] = GlobalPool(ratio, main, index)
+            if ratio > 1:
+                self.tails[layer] = torch.zeros(num_slots, config.tail_rows, 2, config.head_dim)
+        shape = (config.num_hidden_layers, num_slots, config.ring_rows)
+        if quantised:
+            self.rings = torch.zeros(*shape, config.window_row_bytes, dtype=torch.uint8)
+        else:
+            self.rings = torch.zeros(*shape, config.head_dim)
+
+    @property
+    def global_bytes_per_token(self) -> float:
+        """Bytes of shared rows a token costs, read off the pools."""
+        return sum(pool.bytes_per_block for pool in self.pools.values()) / BLOCK_TOKENS
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of rings and tails a request costs."""
+        ring = self.rings[:, 0].numel() * self.rings.element_size()
+        return ring + sum(t[0].numel() * t.element_size() for t in self.tails.values())
+
+    def save_slot(self, slot: int) -> SlotState:
+        return SlotState(self.rings[:, slot].clone(), {layer: t[slot].clone() for layer, t in self.tails.items()})
+
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        self.rings[:, slot] = state.rings
+        for layer, tail in state.tails.items():
+            self.tails[layer][slot] = tail
+
+    def save_blocks(self, blocks: list[int]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return {layer: (p.main[blocks], p.index[blocks]) for layer, p in self.pools.items()}
+
+    def load_blocks(self, blocks: list[int], saved: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for layer, (main, index) in saved.items():
+            self.pools[layer].main[blocks] = main
+            self.pools[layer].index[blocks] = index

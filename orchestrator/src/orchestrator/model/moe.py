@@ -1,0 +1,42 @@
+"""The feed-forward half: router and fused experts."""
+
+from __future__ import annotations
+
+import torch
+
+import mega_moe
+from orchestrator.model.batch import Rows
+from orchestrator.model.config import ModelConfig
+from orchestrator.model.dense import DenseMode, dense
+from orchestrator.model.record import StepRecorder
+from orchestrator.model.weights import Layer
+
+
+class Moe:
+    """`top_k` routed experts and the shared one, of one layer."""
+
+    def __init__(self, config: ModelConfig, layer: int, weights: Layer, mode: DenseMode, top_k: int) -> None:
+        self.layer, self.top_k = layer, top_k
+        self.limit, self.routed_scale = config.swiglu_limit, config.routed_scaling_factor
+        self.gate = dense(weights.gate, mode)
+        self.bias, self.bias_vl = weights.gate_bias, weights.gate_bias_vl
+        self.experts = weights.experts
+        e = weights.experts
+        self.shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
+
+    def __call__(
+        self, x: torch.Tensor, is_image: torch.Tensor | None, rows: Rows, recorder: StepRecorder | None
+    ) -> torch.Tensor:
+        """float32 [T, hidden] -> float32 [T, hidden]; `is_image` bool [T] picks the selection bias of image spans."""
+        ids, weights = mega_moe.route(
+            self.gate(x),
+            self.bias,
+            self.top_k,
+            bias_vl=None if is_image is None else self.bias_vl,
+            is_image=is_image,
+            routed_scale=self.routed_scale,
+        )
+        if recorder is not None:
+            recorder.add(f"experts/{self.layer}", ids, rows.positions, rows.owner)
+        e = self.experts
+        return mega_moe.fused_experts(x, ids, weights, e.w13, e.s13, e.w2, e.s2, limit=self.limit, shared=self.shared)

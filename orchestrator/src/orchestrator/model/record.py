@@ -1,0 +1,52 @@
+"""What a judge needs to see of a forward pass: cache bytes and every discrete choice.
+
+Keys are `kind/layer` (and `logits`); each comes with `kind/layer/positions`, except global rows, which stand in group
+order. Rows of several steps are joined by `export`. One recorder follows one request.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Recorder:
+    """Collects rows of one request over the steps of a run.
+
+    Kinds: `window`, `topk`, `candidates`, `experts` (per computed row), `main`, `index` (per written group) and
+    `logits`.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, key: str, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        if rows.shape[0]:
+            self._rows.setdefault(key, []).append(rows.clone())
+            self._rows.setdefault(f"{key}/positions", []).append(positions.clone())
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """Everything recorded so far, joined, in position order."""
+        joined = {}
+        for key, rows in self._rows.items():
+            if key.endswith("/positions"):
+                continue
+            positions = torch.cat(self._rows[f"{key}/positions"])
+            width = max(r.shape[1] for r in rows)
+            padded = [torch.nn.functional.pad(r, (0, width - r.shape[1]), value=-1) for r in rows]
+            order = torch.argsort(positions, stable=True)
+            joined[key] = torch.cat(padded)[order]
+            joined[f"{key}/positions"] = positions[order]
+        return joined
+
+
+class StepRecorder:
+    """Deals the rows of a mixed step out to the recorders of the requests that asked for one."""
+
+    def __init__(self, recorders: dict[int, Recorder]) -> None:
+        self._recorders = recorders  # chunk index -> recorder
+
+    def add(self, key: str, rows: torch.Tensor, positions: torch.Tensor, owner: torch.Tensor) -> None:
+        """`owner` int64 [T] is the chunk that each row belongs to."""
+        for chunk, recorder in self._recorders.items():
+            mine = owner == chunk
+            recorder.add(key, rows[mine], positions[mine])

@@ -1,0 +1,98 @@
+"""V4.1-Flash: the whole text forward of one step, composed from kernel ops."""
+
+from __future__ import annotations
+
+import torch
+
+from orchestrator.model.attention import Attention, Selection
+from orchestrator.model.batch import Rows, StepBatch
+from orchestrator.model.cache import CachePools
+from orchestrator.model.dense import DenseMode, dense
+from orchestrator.model.engram import Engram, LookBack
+from orchestrator.model.engram_tables import EngramTables
+from orchestrator.model.moe import Moe
+from orchestrator.model.record import StepRecorder
+from orchestrator.model.rope import RopeTable, inverse_frequencies
+from orchestrator.model.streams import Streams
+from orchestrator.model.weights import ModelWeights
+
+
+class Transformer:
+    """Weights bound to ops. Holds no request state: that is in `CachePools` and in the batch."""
+
+    def __init__(self, weights: ModelWeights, tables: EngramTables, *, mode: DenseMode = "fixed") -> None:
+        config = weights.config
+        self.config, self.weights, self.tables = config, weights, tables
+        self.ratios = tuple(sorted({config.ratio(s) for s in config.kv_source_layer_ids}))
+        layers = list(enumerate(weights.layers))
+        self.attention = [Attention(config, i, w, mode) for i, w in layers]
+        self.moe = [Moe(config, i, w, mode, config.num_experts_per_tok) for i, w in layers]
+        self.engram = {i: Engram(config, i, w.engram, tables, mode) for i, w in layers if w.engram is not None}
+        self.head = dense(weights.head, mode)
+        rd = config.qk_rope_head_dim
+        self.rope_window_only = RopeTable(inverse_frequencies(rd, config.rope_theta))
+        self.rope_compressed = RopeTable(
+            inverse_frequencies(
+                rd,
+                config.compress_rope_theta,
+                factor=config.rope_factor,
+                beta_fast=config.beta_fast,
+                beta_slow=config.beta_slow,
+                original_max_position=config.original_max_position_embeddings,
+            )
+        )
+
+    def forward(self, batch: StepBatch, cache: CachePools, recorder: StepRecorder | None = None) -> torch.Tensor:
+        """Compute a step: write its cache rows and return logits float32 [len(batch.logit_rows), vocab]."""
+        config, first_decoder = self.config, self.config.encoder_layers
+        rows, is_image = batch.encoder, batch.is_image
+        streams = Streams(config, self.weights.embed[batch.tokens].float())
+        look = LookBack(batch, self.tables)
+        ropes = self._ropes(rows, batch)
+        group_rope = {
+            ratio: self.rope_compressed.rows(at, batch.highest) for ratio, at in batch.group_positions.items()
+        }
+        selection = Selection()
+        for layer, weights in enumerate(self.weights.layers):
+            if layer in self.engram:
+                self.engram[layer](streams.settle(), look)
+            attention = self.attention[layer]
+            if layer == first_decoder and batch.kept is not None:
+                # Every token's global rows are made here; only the kept rows go on.
+                x = streams.enter(weights.hc_attn, weights.attn_norm)
+                attention.write_global(x, batch, cache, group_rope[attention.ratio], recorder)
+                streams.keep(batch.kept)
+                x = x.index_select(0, batch.kept)
+                rows = batch.decoder
+                is_image = None if is_image is None else is_image.index_select(0, batch.kept)
+                ropes = self._ropes(rows, batch)
+                if rows.count == 0:
+                    break
+            else:
+                if layer == first_decoder:
+                    rows = batch.decoder
+                x = streams.enter(weights.hc_attn, weights.attn_norm)
+                if attention.is_full:
+                    attention.write_global(x, batch, cache, group_rope[attention.ratio], recorder)
+            rope = ropes[0] if attention.ratio == 0 else ropes[1]
+            streams.leave(attention(x, rows, batch, cache, rope, selection, recorder))
+            x = streams.enter(weights.hc_ffn, weights.ffn_norm)
+            streams.leave(self.moe[layer](x, is_image, rows, recorder))
+        return self._logits(streams, rows, batch, recorder)
+
+    def _ropes(self, rows: Rows, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            self.rope_window_only.rows(rows.positions, batch.highest),
+            self.rope_compressed.rows(rows.positions, batch.highest),
+        )
+
+    def _logits(self, streams: Streams, rows: Rows, batch: StepBatch, recorder: StepRecorder | None) -> torch.Tensor:
+        wanted = batch.logit_rows
+        if wanted.numel() == 0:
+            return torch.empty(0, self.config.vocab_size)
+        if wanted.numel() < rows.count:
+            streams.keep(wanted)
+        logits = self.head(streams.collapse(self.weights.norm))
+        if recorder is not None:
+            recorder.add("logits", logits, rows.positions[wanted], rows.owner[wanted])
+        return logits
