@@ -1,0 +1,227 @@
+"""Hyper-connections: n residual streams, mixed into a layer's input and updated by its output.
+
+The coefficients of a sublayer come from the streams it starts with; its input is mixed with the `pre` of the
+sublayer before, so that update, coefficients, mixing and norm are one pass (`hc_step`).
+"""
+
+from __future__ import annotations
+
+import torch
+from kernel_core import register_op, unsupported, use_reference
+from kernel_core.check import require
+from kernel_core.check import tensor as check_tensor
+
+from mhc_engram import reference
+from mhc_engram.ops.native import native
+
+F32 = torch.float32
+_EXISTS = "cpu"
+_STREAMS = 4
+Coefficients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def hc_coefficients(
+    X: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    norm_eps: float = 1e-20,
+    hc_eps: float = 1e-6,
+    iters: int = 20,
+) -> Coefficients:
+    """Coefficients of a sublayer from the streams it starts with.
+
+    X float32 [T, n, d]; fn float32 [(2+n)n, n*d] with rows pre, post, comb[i][j] (source i, destination j) and
+    stream-major columns; base float32 [(2+n)n]; scale float32 [3] for pre, post, comb.
+
+    With u = flatten(X) and m = (fn u) rsqrt(mean(u^2) + norm_eps):
+    pre = sigmoid(m scale0 + base) + hc_eps; post = 2 sigmoid(m scale1 + base); comb = Sinkhorn of
+    m scale2 + base: softmax over j plus hc_eps, then `iters` column and `iters - 1` row normalisations in turn,
+    each by the sum + hc_eps.
+
+    Returns pre [T, n], post [T, n], comb [T, n, n], float32.
+    """
+    T, d = _check_streams(X)
+    _check_parameters(d, fn, base, scale, iters)
+    if use_reference():
+        return reference.hc_coefficients(X, fn, base, scale, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters)
+    _check_device("hc_coefficients", X)
+    pre, post, comb = _empty_coefficients(T, X)
+    # fmt: off
+    native.hc_step(T, d, X.data_ptr(), 0, 0, 0, fn.data_ptr(), base.data_ptr(), scale.data_ptr(), norm_eps, hc_eps,
+                   iters, pre.data_ptr(), post.data_ptr(), comb.data_ptr(), 0, 0, 0.0, 0)
+    # fmt: on
+    return pre, post, comb
+
+
+def hc_mix(
+    X: torch.Tensor,
+    pre: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float = 1e-20,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A layer's input, float32 [T, d]: RMSNorm(sum_j pre[j] X[j]), without the norm where `norm_weight` is None.
+
+    X float32 [T, n, d]; pre float32 [T, n]; norm_weight float32 [d].
+    """
+    T, d = _check_streams(X)
+    _check_mix(T, d, pre, norm_weight, out)
+    if use_reference():
+        return _into(out, reference.hc_mix(X, pre, norm_weight, eps))
+    _check_device("hc_mix", X)
+    mixed = torch.empty(T, d, dtype=F32, device=X.device) if out is None else out
+    weight = 0 if norm_weight is None else norm_weight.data_ptr()
+    # fmt: off
+    native.hc_step(T, d, X.data_ptr(), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, pre.data_ptr(), weight, eps,
+                   mixed.data_ptr())
+    # fmt: on
+    return mixed
+
+
+def hc_update(X: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> None:
+    """Add a sublayer's output to the streams, in place: X[j] = post[j] y + sum_i comb[i][j] X[i].
+
+    X float32 [T, n, d]; y float32 [T, d]; post float32 [T, n]; comb float32 [T, n, n].
+    """
+    T, d = _check_streams(X)
+    _check_update(T, d, y, post, comb)
+    if use_reference():
+        return reference.hc_update(X, y, post, comb)
+    _check_device("hc_update", X)
+    # fmt: off
+    native.hc_step(T, d, X.data_ptr(), y.data_ptr(), post.data_ptr(), comb.data_ptr(), 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0,
+                   0, 0, 0.0, 0)
+    # fmt: on
+    return None
+
+
+def hc_step(
+    X: torch.Tensor,
+    y: torch.Tensor | None,
+    post: torch.Tensor | None,
+    comb: torch.Tensor | None,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    pre_mix: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    *,
+    eps: float = 1e-20,
+    norm_eps: float = 1e-20,
+    hc_eps: float = 1e-6,
+    iters: int = 20,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Between two sublayers, in one pass: the update, the next coefficients, the next input.
+
+    Bitwise equal to `hc_update(X, y, post, comb)` (left out where y is None), then
+    `hc_coefficients(X, fn, base, scale)` and `hc_mix(X, pre_mix, norm_weight, eps)`. X changes in place.
+
+    Returns x [T, d] and pre [T, n], post [T, n], comb [T, n, n]: x is the input of the sublayer whose output
+    post and comb will add; pre is the `pre_mix` of the step after. No argument may share memory with X or `out`.
+    """
+    T, d = _check_streams(X)
+    _check_parameters(d, fn, base, scale, iters)
+    _check_mix(T, d, pre_mix, norm_weight, out)
+    if y is not None:
+        _check_update(T, d, y, post, comb)
+    if use_reference():
+        options = {"eps": eps, "norm_eps": norm_eps, "hc_eps": hc_eps, "iters": iters}
+        x, *coefficients = reference.hc_step(X, y, post, comb, fn, base, scale, pre_mix, norm_weight, **options)
+        return (_into(out, x), *coefficients)
+    _check_device("hc_step", X)
+    x = torch.empty(T, d, dtype=F32, device=X.device) if out is None else out
+    pre, new_post, new_comb = _empty_coefficients(T, X)
+    update = (0, 0, 0) if y is None else (y.data_ptr(), post.data_ptr(), comb.data_ptr())
+    # fmt: off
+    native.hc_step(T, d, X.data_ptr(), *update, fn.data_ptr(), base.data_ptr(), scale.data_ptr(), norm_eps, hc_eps,
+                   iters, pre.data_ptr(), new_post.data_ptr(), new_comb.data_ptr(), pre_mix.data_ptr(),
+                   0 if norm_weight is None else norm_weight.data_ptr(), eps, x.data_ptr())
+    # fmt: on
+    return x, pre, new_post, new_comb
+
+
+def _check_streams(X: torch.Tensor) -> tuple[int, int]:
+    check_tensor("X", X, dtype=F32, shape=(None, _STREAMS, None))
+    T, _, d = X.shape
+    if d == 0 or d % 16:
+        require(False, "X", f"{d} channels", "a multiple of 16 channels")
+    return T, d
+
+
+def _check_parameters(d: int, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, iters: int) -> None:
+    rows = (2 + _STREAMS) * _STREAMS
+    check_tensor("fn", fn, dtype=F32, shape=(rows, _STREAMS * d))
+    check_tensor("base", base, dtype=F32, shape=(rows,))
+    check_tensor("scale", scale, dtype=F32, shape=(3,))
+    if iters < 1:
+        require(False, "iters", iters, "1 or more")
+
+
+def _check_update(T: int, d: int, y: torch.Tensor, post: torch.Tensor | None, comb: torch.Tensor | None) -> None:
+    if post is None or comb is None:
+        require(False, "post, comb", None, "tensors, because y is given")
+    check_tensor("y", y, dtype=F32, shape=(T, d))
+    check_tensor("post", post, dtype=F32, shape=(T, _STREAMS))
+    check_tensor("comb", comb, dtype=F32, shape=(T, _STREAMS, _STREAMS))
+
+
+def _check_mix(T: int, d: int, pre: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor | None) -> None:
+    check_tensor("pre", pre, dtype=F32, shape=(T, _STREAMS))
+    if weight is not None:
+        check_tensor("norm_weight", weight, dtype=F32, shape=(d,))
+    if out is not None:
+        check_tensor("out", out, dtype=F32, shape=(T, d))
+
+
+def _check_device(op: str, X: torch.Tensor) -> None:
+    if X.device.type != "cpu":
+        raise unsupported(f"mhc_engram.{op}", X, _EXISTS)
+
+
+def _empty_coefficients(T: int, X: torch.Tensor) -> Coefficients:
+    n = _STREAMS
+    return X.new_empty(T, n), X.new_empty(T, n), X.new_empty(T, n, n)
+
+
+def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    return value if out is None else out.copy_(value)
+
+
+def _fake_coefficients(X: torch.Tensor, *_: object, **__: object) -> Coefficients:
+    return _empty_coefficients(X.shape[0], X)
+
+
+def _fake_mix(X: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return X.new_empty(X.shape[0], X.shape[2])
+
+
+_EPS = "float norm_eps=1e-20, float hc_eps=1e-6, int iters=20"
+register_op(
+    "mhc_engram",
+    f"hc_coefficients(Tensor X, Tensor fn, Tensor base, Tensor scale, *, {_EPS}) -> (Tensor, Tensor, Tensor)",
+    hc_coefficients,
+    _fake_coefficients,
+)
+register_op(
+    "mhc_engram",
+    "hc_mix(Tensor X, Tensor pre, Tensor? norm_weight, float eps=1e-20) -> Tensor",
+    hc_mix,
+    _fake_mix,
+)
+register_op(
+    "mhc_engram",
+    "hc_update(Tensor(a!) X, Tensor y, Tensor post, Tensor comb) -> ()",
+    hc_update,
+    lambda X, y, post, comb: None,
+)
+register_op(
+    "mhc_engram",
+    "hc_step(Tensor(a!) X, Tensor? y, Tensor? post, Tensor? comb, Tensor fn, Tensor base, Tensor scale, "
+    f"Tensor pre_mix, Tensor? norm_weight, *, float eps=1e-20, {_EPS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    hc_step,
+    lambda X, *args, **options: (_fake_mix(X), *_fake_coefficients(X)),
+)
