@@ -4,6 +4,9 @@
 #include "kernel_core/bindings.hpp"
 
 namespace kernel_core {
+
+void bind_ceilings(pybind11::module_& m);
+
 namespace {
 
 using Address = uintptr_t;
@@ -82,4 +85,5 @@ void bind_formats(pybind11::module_& m) {
 PYBIND11_MODULE(_native, m) {
   kernel_core::bind_isa(m);
   kernel_core::bind_formats(m);
+  kernel_core::bind_ceilings(m);
 }

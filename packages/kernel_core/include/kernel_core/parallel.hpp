@@ -1,4 +1,4 @@
-// One way to spread rows over threads: static shares, so that a row's arithmetic never depends on the schedule.
+// One way to spread rows over threads: whole rows only, so that a row's arithmetic never depends on the schedule.
 #pragma once
 
 #include <omp.h>
@@ -19,7 +19,10 @@ inline void parallel_for(int64_t n, int64_t cost, F&& f) {
     for (int64_t i = 0; i < n; ++i) f(i);
     return;
   }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  // Short items travel together, or handing them out would cost more than they do.
+  const int64_t fair = std::max<int64_t>(1, n / (8 * threads));
+  const int64_t chunk = std::clamp<int64_t>(kWorthAThread / 4 / std::max<int64_t>(cost, 1), 1, fair);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, chunk)
   for (int64_t i = 0; i < n; ++i) f(i);
 }
 

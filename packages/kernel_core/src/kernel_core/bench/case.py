@@ -1,0 +1,58 @@
+"""What a benchmark file says about an op: its cases, and for each one what to run and what it must move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another implementation of the same problem, timed in the same run."""
+
+    name: str
+    version: str
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One prepared case: tensors are allocated, `native()` is one call.
+
+    `bytes` and `flops` are what the problem demands at least, not what an implementation happens to do: every
+    operand read once, every result written once. They make the bound. `compute` names the ceiling for `flops`:
+    "f32" (multiply-adds in float32) or "bf16" (the tile unit). `check` runs once before timing and raises when
+    the result is wrong. `cold` evicts the caches before every call.
+    """
+
+    native: Callable[[], object]
+    reference: Callable[[], object] | None
+    bytes: int
+    flops: int
+    peers: Sequence[Peer] = ()
+    check: Callable[[], object] | None = None
+    compute: str = "f32"
+    cold: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.compute not in ("f32", "bf16"):
+            raise ValueError(f"compute: got {self.compute!r}, allowed are 'f32' and 'bf16'")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A point of the ledger: its name, its shape, and how to build it (only when it is run)."""
+
+    point: str
+    shape: Mapping[str, object]
+    make: Callable[[], Problem]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An op and its cases. `sources` are globs below the package folder: a row is stale when one of them changed."""
+
+    op: str
+    cases: Sequence[Case]
+    sources: Sequence[str] = field(default=("csrc/**/*", "src/**/*.py", "CMakeLists.txt"))
