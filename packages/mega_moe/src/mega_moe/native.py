@@ -1,0 +1,8 @@
+"""The compiled module, registered so that `kernel_core.limit_isa` reaches it."""
+
+from __future__ import annotations
+
+import kernel_core
+from mega_moe import _native
+
+native = kernel_core.register_native(_native)

@@ -1,0 +1,1 @@
+"""The public functions: checks, documentation and the choice of a backend."""
