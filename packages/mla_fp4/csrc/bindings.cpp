@@ -3,4 +3,6 @@
 PYBIND11_MODULE(_native, m) {
   kernel_core::bind_isa(m);
   bind_norm(m);
+  bind_rows(m);
+  bind_compressor(m);
 }

@@ -6,3 +6,5 @@
 #include "kernel_core/bindings.hpp"
 
 void bind_norm(pybind11::module_& m);
+void bind_rows(pybind11::module_& m);
+void bind_compressor(pybind11::module_& m);

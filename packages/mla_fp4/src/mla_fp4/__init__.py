@@ -1,5 +1,8 @@
 """Sparse latent attention over the FP4 cache, its indexer and its cache rows."""
 
-import kernel_core  # noqa: F401  (first: it imports torch, so that one OpenMP runtime is mapped)
+from mla_fp4.ops.compressor import compress
+from mla_fp4.ops.norm import norm_rope
+from mla_fp4.ops.rows import kv_rows, store_index, store_main
 
+__all__ = ["compress", "kv_rows", "norm_rope", "store_index", "store_main"]
 __version__ = "0.1.0"
