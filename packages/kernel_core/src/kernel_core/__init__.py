@@ -1,7 +1,8 @@
-"""Shared parts of Fathom's kernel packages."""
+"""What Fathom's kernel packages share: backend choice, number formats, test and benchmark kits."""
 
 import torch  # noqa: F401  (first, so that one OpenMP runtime is mapped)
 
+from kernel_core import _native
 from kernel_core.backend import (
     available_isas,
     limit_isa,
@@ -14,3 +15,5 @@ from kernel_core.backend import (
 
 __all__ = ["available_isas", "limit_isa", "register_native", "register_op", "unsupported", "use_reference", "using"]
 __version__ = "0.1.0"
+
+register_native(_native)

@@ -42,13 +42,14 @@ def use_reference() -> bool:
 @contextlib.contextmanager
 def limit_isa(name: str) -> Iterator[None]:
     """Run every loaded native module at `name` ('scalar', 'avx2', 'avx512', 'amx') or below inside the block."""
-    for module in _native_modules:
-        module.limit_isa(name)
+    before = [(module, module.isa()) for module in _native_modules]
     try:
+        for module, _ in before:
+            module.limit_isa(name)
         yield
     finally:
-        for module in _native_modules:
-            module.limit_isa("best")
+        for module, isa in before:
+            module.limit_isa(isa)
 
 
 def available_isas() -> list[str]:

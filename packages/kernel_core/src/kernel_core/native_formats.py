@@ -9,10 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernel_core import _native, check
-from kernel_core.backend import register_native
 from kernel_core.formats import rows as row
-
-register_native(_native)
 
 _FLOAT8 = torch.float8_e4m3fn
 
