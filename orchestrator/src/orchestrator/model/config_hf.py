@@ -86,8 +86,13 @@ _ROPE = {"factor": "rope_factor", "beta_fast": "beta_fast", "beta_slow": "beta_s
 _ROPE["original_max_position_embeddings"] = "original_max_position_embeddings"
 
 # Keys that some engines look for, with the only value implemented here.
-_SWITCHES = {"hc_shifted": True, "use_fp4_sparse_kv": True, "dspark_target_attn_input": True, "num_hash_layers": 0}
-_SWITCHES |= {"gate_temp": 1.0}
+_SWITCHES: dict[str, Any] = {
+    "gate_temp": 1.0,
+    "hc_shifted": True,
+    "use_fp4_sparse_kv": True,
+    "dspark_target_attn_input": True,
+    "num_hash_layers": 0,
+}
 
 # Keys without influence on what is computed here; `use_cache` is how a caller generates.
 _IGNORED = {"use_cache", "transformers_version", "torch_dtype", "_name_or_path", "auto_map", "tokenizer_compatibility"}

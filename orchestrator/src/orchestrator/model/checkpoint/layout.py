@@ -1,0 +1,66 @@
+"""Which shard a tensor goes to, and where in it: the published order, the same for every run.
+
+Within a file: F32, BF16, F8_E8M0, F8_E4M3, I8, then by name. Together with one shard a layer this gives the headers
+and file sizes of the published checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from orchestrator.model.checkpoint.specs import TensorSpec
+
+_ORDER = {"F32": 0, "BF16": 1, "F8_E8M0": 2, "F8_E4M3": 3, "I8": 4}
+
+Placement = Literal["single", "layers"] | Callable[[str], int | str]
+"""`single`: one file without index. `layers`: as published, a shard for vision, embedding, each layer, head, each
+draft stage and each Engram. A function gives any sortable key; names with equal keys share a shard."""
+
+
+def place(specs: Mapping[str, TensorSpec], placement: Placement) -> dict[str, list[str]]:
+    """File name to tensor names in file order."""
+    if placement == "single":
+        return {"model.safetensors": _file_order(specs, list(specs))}
+    key = _layer_key if placement == "layers" else placement
+    if not callable(key):
+        raise ValueError(f"placement: got {placement!r}, allowed is 'single', 'layers' or a function of the name")
+    groups: dict[tuple[int, ...] | int | str, list[str]] = {}
+    for name in specs:
+        groups.setdefault(key(name), []).append(name)
+    keys = sorted(groups)  # type: ignore[type-var]  # one function gives keys of one kind
+    files = [f"model-{i:05d}-of-{len(keys):05d}.safetensors" for i in range(1, len(keys) + 1)]
+    return {file: _file_order(specs, groups[group]) for file, group in zip(files, keys, strict=True)}
+
+
+def header(specs: Mapping[str, TensorSpec], names: list[str]) -> tuple[bytes, dict[str, int]]:
+    """The leading bytes of a file that holds `names` in this order, and where each tensor starts in the file."""
+    table, position, begins = {}, 0, {}
+    for name in names:
+        spec = specs[name]
+        begins[name] = position
+        end = position + spec.nbytes
+        table[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return head, {name: len(head) + begin for name, begin in begins.items()}
+
+
+def _file_order(specs: Mapping[str, TensorSpec], names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: (_ORDER[specs[name].dtype], name))
+
+
+def _layer_key(name: str) -> tuple[int, ...]:
+    if name.startswith(("vision.", "aligner.")):
+        return (0,)
+    if name.startswith(("embed.", "image_")):
+        return (1,)
+    if match := re.match(r"layers\.(\d+)\.", name):
+        return (5 if ".engram." in name else 2, int(match[1]))
+    if match := re.match(r"mtp\.(\d+)\.", name):
+        return (4, int(match[1]))
+    return (3,)
