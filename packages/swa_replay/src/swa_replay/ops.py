@@ -1,0 +1,193 @@
+"""Public ops: attention over the window, and storing a step's rows in the rings."""
+
+from __future__ import annotations
+
+import torch
+
+from kernel_core import check, register_op, unsupported, use_reference
+from swa_replay import reference
+from swa_replay.native import native
+
+_F32, _I32, _I64, _U8 = torch.float32, torch.int32, torch.int64, torch.uint8
+_EXISTS = "cpu, and the reference through kernel_core.using('reference')"
+
+
+def _require(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
+    """Dtype, shape and contiguity; the slow check speaks only about an argument that fails the quick one."""
+    for name, value, dtype, shape in arguments:
+        if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
+            check.tensor(name, value, dtype=dtype, shape=shape)
+
+
+def _row_width(dtype: torch.dtype, dim: int) -> int:
+    return dim + dim // 32 if dtype is _U8 else dim
+
+
+def window_attention(
+    q: torch.Tensor,
+    new_rows: torch.Tensor,
+    ring: torch.Tensor,
+    ring_slot: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    start_pos: torch.Tensor,
+    lower: torch.Tensor,
+    window: int,
+    sink: torch.Tensor,
+    rope: torch.Tensor,
+    scale: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of each row over the last `window` positions, all heads sharing one latent key (model.md 2.4, 6.1).
+
+    The row at position p of request b sees the keys at max(0, lower[b], p - window + 1) to p. Those below
+    start_pos[b] are read from the request's ring, the others from `new_rows`, so a chunk may be longer than the ring;
+    store it afterwards. Scores are scale · q·k; `sink` joins the denominator only; a key is its own value. The last
+    rope_dim channels of the result are turned back by the row's angles. A row without keys gives zeros.
+
+    A row's result depends on nothing but its own keys: not on other rows, the cut into steps, or the threads.
+
+    Args:
+        q: float32 [T, H, D], rotated; D a multiple of 32.
+        new_rows: uint8 [T, D + D/32] (E4M3 codes, then UE8M0 scales), or float32 [T, D]: this step's rows.
+        ring: [S, R, row] of the same kind, R >= window; row p mod R of a slot holds position p.
+        ring_slot: int32 [B], each request's slot.
+        cu_seqlens: int32 [B + 1]; request b owns rows cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+        start_pos: int64 [B], position of a request's first row.
+        lower: int64 [B], positions below are not seen (the start of a replay, else 0).
+        window: positions that a row sees, itself included.
+        sink: float32 [H], logits that are not scaled; infinite ones are defined (-inf adds nothing, +inf gives zeros).
+        rope: float32 [T, rope_dim], cosines, then sines.
+        scale: factor of the scores, 1/sqrt(D) for the model.
+        out: float32 [T, H, D] to write to; must not overlap q.
+
+    Returns:
+        float32 [T, H, D].
+
+    Raises:
+        ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then.
+        NotImplementedError: the tensors' device has no implementation.
+    """
+    check.tensor("q", q, dtype=_F32, shape=(None, None, None))
+    rows, heads, dim = q.shape
+    check.require(heads > 0 and dim > 0 and dim % 32 == 0, "q", list(q.shape), "heads, and a multiple of 32 channels")
+    check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, _row_width(ring.dtype, dim)))
+    slots, ring_size, row = ring.shape
+    check.require(0 < window <= ring_size, "window", window, f"1 to {ring_size}, the rows of a ring")
+    batch = start_pos.numel()
+    rope_dim = rope.shape[-1]
+    check.require(rope_dim % 2 == 0 and rope_dim <= dim, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
+    _require(
+        ("new_rows", new_rows, ring.dtype, (rows, row)),
+        ("ring_slot", ring_slot, _I32, (batch,)),
+        ("cu_seqlens", cu_seqlens, _I32, (batch + 1,)),
+        ("start_pos", start_pos, _I64, (batch,)),
+        ("lower", lower, _I64, (batch,)),
+        ("sink", sink, _F32, (heads,)),
+        ("rope", rope, _F32, (rows, rope_dim)),
+    )
+    if out is not None:
+        _require(("out", out, _F32, (rows, heads, dim)))
+    if use_reference():
+        result = reference.window_attention(
+            q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, scale
+        )
+        return result if out is None else out.copy_(result)
+    if q.device.type != "cpu":
+        raise unsupported("swa_replay.window_attention", q, _EXISTS)
+    if out is None:
+        out = torch.empty(rows, heads, dim)
+    native.window_attention(
+        q.data_ptr(),
+        new_rows.data_ptr(),
+        ring.data_ptr(),
+        ring_slot.data_ptr(),
+        cu_seqlens.data_ptr(),
+        start_pos.data_ptr(),
+        lower.data_ptr(),
+        sink.data_ptr(),
+        rope.data_ptr(),
+        out.data_ptr(),
+        rows,
+        heads,
+        dim,
+        batch,
+        slots,
+        ring_size,
+        window,
+        rope_dim,
+        scale,
+        ring.dtype is _U8,
+    )
+    return out
+
+
+def store_window(
+    new_rows: torch.Tensor,
+    ring: torch.Tensor,
+    ring_slot: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    start_pos: torch.Tensor,
+    floor: torch.Tensor,
+) -> None:
+    """Copy a step's window rows into the rings, after the attention that still reads what they replace.
+
+    Of each request the rows at positions >= floor[b] are stored, and of those only the last R: row p goes to row
+    p mod R of the request's slot. Every other byte of the rings keeps its value.
+
+    Args:
+        new_rows: uint8 or float32 [T, row].
+        ring: same dtype [S, R, row], changed.
+        ring_slot: int32 [B]; requests with rows have distinct slots.
+        cu_seqlens, start_pos: int32 [B + 1], int64 [B], as in `window_attention`.
+        floor: int64 [B], the lowest position that is stored (0 for all; the start of a decoder tail).
+
+    Raises:
+        ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then.
+        NotImplementedError: the tensors' device has no implementation.
+    """
+    check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, None))
+    slots, ring_size, row = ring.shape
+    check.require(ring_size > 0, "ring", list(ring.shape), "at least one row a slot")
+    batch = start_pos.numel()
+    rows = new_rows.shape[0]
+    _require(
+        ("new_rows", new_rows, ring.dtype, (rows, row)),
+        ("ring_slot", ring_slot, _I32, (batch,)),
+        ("cu_seqlens", cu_seqlens, _I32, (batch + 1,)),
+        ("start_pos", start_pos, _I64, (batch,)),
+        ("floor", floor, _I64, (batch,)),
+    )
+    if use_reference():
+        return reference.store_window(new_rows, ring, ring_slot, cu_seqlens, start_pos, floor)
+    if ring.device.type != "cpu":
+        raise unsupported("swa_replay.store_window", ring, _EXISTS)
+    native.store_window(
+        new_rows.data_ptr(),
+        ring.data_ptr(),
+        ring_slot.data_ptr(),
+        cu_seqlens.data_ptr(),
+        start_pos.data_ptr(),
+        floor.data_ptr(),
+        rows,
+        row * ring.element_size(),
+        batch,
+        slots,
+        ring_size,
+    )
+
+
+register_op(
+    "swa_replay",
+    "window_attention(Tensor q, Tensor new_rows, Tensor ring, Tensor ring_slot, Tensor cu_seqlens, Tensor start_pos, "
+    "Tensor lower, int window, Tensor sink, Tensor rope, float scale) -> Tensor",
+    window_attention,
+    lambda q, *_: torch.empty_like(q),
+)
+register_op(
+    "swa_replay",
+    "store_window(Tensor new_rows, Tensor(a!) ring, Tensor ring_slot, Tensor cu_seqlens, Tensor start_pos, "
+    "Tensor floor) -> ()",
+    store_window,
+    lambda *_: None,
+)

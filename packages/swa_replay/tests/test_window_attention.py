@@ -1,0 +1,268 @@
+"""Window attention against its reference, and what it may never depend on."""
+
+import itertools
+
+import pytest
+import torch
+
+import swa_replay
+from kernel_core import available_isas, formats, limit_isa, using
+
+NANO = {"heads": 4, "dim": 64, "rope_dim": 16, "window": 32}
+MINI = {"heads": 4, "dim": 512, "rope_dim": 64, "window": 128}
+
+
+def attend(case, **changes):
+    return swa_replay.window_attention(**{**case, **changes})
+
+
+def reference(case, **changes):
+    with using("reference"):
+        return attend(case, **changes)
+
+
+def select(case, rows):
+    """The same rows as requests of their own: one token each, everything before it in a private ring."""
+    window, dim = case["window"], case["q"].shape[2]
+    request = [
+        b for b in range(len(case["start_pos"])) for _ in range(case["cu_seqlens"][b], case["cu_seqlens"][b + 1])
+    ]
+    ring = torch.full((len(rows), window + 6, case["ring"].shape[2]), 255, dtype=case["ring"].dtype)
+    if ring.is_floating_point():
+        ring.fill_(torch.nan)
+    starts = []
+    for i, t in enumerate(rows):
+        b = request[t]
+        start, first = int(case["start_pos"][b]), int(case["cu_seqlens"][b])
+        p = start + t - first
+        starts.append(p)
+        for key in range(max(0, int(case["lower"][b]), p - window + 1), p):
+            if key < start:
+                ring[i, key % ring.shape[1]] = case["ring"][case["ring_slot"][b], key % case["ring"].shape[1]]
+            else:
+                ring[i, key % ring.shape[1]] = case["new_rows"][first + key - start]
+    assert dim == case["q"].shape[2]
+    return {
+        **case,
+        "q": case["q"][rows],
+        "new_rows": case["new_rows"][rows],
+        "rope": case["rope"][rows],
+        "ring": ring,
+        "ring_slot": torch.arange(len(rows)).int(),
+        "cu_seqlens": torch.arange(len(rows) + 1).int(),
+        "start_pos": torch.tensor(starts),
+        "lower": torch.tensor([int(case["lower"][request[t]]) for t in rows]),
+    }
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "starts", "shape"),
+    [
+        ([1], [0], NANO),
+        ([1, 1, 1], [0, 31, 1000], NANO),
+        ([0, 5, 0, 38, 1], [7, 30, 0, 0, 131], NANO),
+        ([33], [5], {**NANO, "heads": 1, "window": 1}),
+        ([90, 2], [100, 38], {**NANO, "heads": 3, "dim": 96, "rope_dim": 32}),
+        ([6], [133], MINI),
+        ([40], [120], {**MINI, "heads": 6}),
+        ([2, 1], [127, 4096], {**MINI, "heads": 64}),
+        ([3], [40], {**NANO, "rope_dim": 0, "heads": 17}),
+    ],
+)
+def test_matches_reference(window_case, isa, packed, lengths, starts, shape):
+    case = window_case(lengths, starts, packed=packed, **shape)
+    with limit_isa(isa):
+        actual = attend(case)
+    torch.testing.assert_close(actual, reference(case), atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_do_not_depend_on_the_cut(window_case, isa, packed):
+    """A row computed in a long chunk, in a batch, or alone with its keys in the ring: the same bits."""
+    case = window_case([70, 3, 1], [20, 64, 500], lower=[11, 0, 490], packed=packed, **NANO)
+    rows = [0, 1, 12, 33, 52, 69, 70, 72, 73]
+    with limit_isa(isa):
+        whole = attend(case)
+        alone = attend(select(case, rows))
+        assert torch.equal(whole[rows], alone)
+        for row in rows[::3]:
+            assert torch.equal(whole[[row]], attend(select(case, [row])))
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("shape", [NANO, MINI])
+def test_chunks_and_tokens_agree(window_case, isa, shape):
+    """Prefill in chunks of any size, longer than the ring too, equals token by token, bit by bit."""
+    length = 75 if shape is NANO else 140
+    case = window_case([length], [0], **shape)
+    q, rows, rope = case["q"], case["new_rows"], case["rope"]
+
+    def run(chunks):
+        ring, results, at = case["ring"].clone(), [], 0
+        for n in chunks:
+            step = {
+                **case,
+                "q": q[at : at + n],
+                "new_rows": rows[at : at + n],
+                "rope": rope[at : at + n],
+                "ring": ring,
+                "start_pos": torch.tensor([at]),
+                "cu_seqlens": torch.tensor([0, n]).int(),
+            }
+            results.append(attend(step))
+            swa_replay.store_window(
+                *(step[k] for k in ("new_rows", "ring", "ring_slot", "cu_seqlens", "start_pos")),
+                floor=torch.zeros(1).long(),
+            )
+            at += n
+        return torch.cat(results), ring
+
+    with limit_isa(isa):
+        whole, ring = run([length])
+        tokens, ring_of_tokens = run([1] * length)
+        ragged, ring_of_chunks = run([n for n in (3, 40, 1, 7, length) if n < length] + [length - 51])
+    assert torch.equal(whole, tokens) and torch.equal(whole, ragged)
+    assert torch.equal(ring, ring_of_tokens) and torch.equal(ring, ring_of_chunks)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("poison", [0x7F, 0xFF])
+def test_unreferenced_bytes_never_count(window_case, isa, poison):
+    """NaN in slot 0, in other requests' slots, in ring rows outside the windows, in rows of other requests."""
+    case = window_case([3, 50], [100, 8], lower=[90, 0], **NANO)
+    with limit_isa(isa):
+        clean = attend(case)
+        ring = torch.full_like(case["ring"], poison)
+        for b, (start, low) in enumerate([(100, 90), (8, 0)]):
+            slot, size = case["ring_slot"][b], ring.shape[1]
+            for key in range(max(low, start - case["window"] + 1), start):
+                ring[slot, key % size] = case["ring"][slot, key % size]
+        assert torch.equal(attend(case, ring=ring), clean)
+        rows = case["new_rows"].clone()
+        rows[3:] = poison  # the other request
+        assert torch.equal(attend(case, new_rows=rows)[:3], clean[:3])
+        rows = case["new_rows"].clone()
+        rows[20:] = poison  # later rows of the same request
+        assert torch.equal(attend(case, new_rows=rows)[:20], clean[:20])
+        assert attend(case, new_rows=rows)[20:].isnan().all()
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_threads_and_repeats_agree(window_case, isa):
+    case = window_case([64, 5, 1], [90, 0, 33], **{**MINI, "heads": 16})
+    threads = torch.get_num_threads()
+    try:
+        with limit_isa(isa):
+            results = []
+            for n in (1, 2, 2, 1):
+                torch.set_num_threads(n)
+                results.append(attend(case))
+    finally:
+        torch.set_num_threads(threads)
+    for a, b in itertools.pairwise(results):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_extreme_sinks(window_case, isa):
+    case = window_case([5], [3], **{**NANO, "heads": 5})
+    case["sink"] = torch.tensor([-torch.inf, torch.inf, 300.0, -300.0, 0.0])
+    with limit_isa(isa):
+        actual = attend(case)
+    torch.testing.assert_close(actual, reference(case), atol=4e-6, rtol=1e-5)
+    assert (actual[:, 1] == 0).all()
+    no_sink = attend(case, sink=torch.full((5,), -torch.inf))
+    assert torch.equal(no_sink[:, 0], attend(case)[:, 0])
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_rows_without_keys_are_zero(window_case, isa):
+    case = window_case([4], [10], lower=[12], **NANO)
+    case["sink"][0] = -torch.inf
+    with limit_isa(isa):
+        actual = attend(case)
+    assert (actual[:2] == 0).all() and (actual[2:] != 0).any(-1).all()
+    torch.testing.assert_close(actual, reference(case), atol=4e-6, rtol=1e-5)
+
+
+def test_large_scores_do_not_overflow(window_case):
+    case = window_case([4], [60], **NANO)
+    case["q"] *= 1e6
+    torch.testing.assert_close(attend(case), reference(case), atol=1e-5, rtol=1e-5)
+
+
+def test_positions_near_a_million(window_case):
+    case = window_case([9], [(1 << 20) - 4], **NANO)
+    torch.testing.assert_close(attend(case), reference(case), atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_extreme_scales_decode_exactly(window_case, isa):
+    """Scales that shortcuts cannot take: the smallest, the largest, NaN; and subnormal codes."""
+    case = window_case([3], [0], **NANO)
+    rows = case["new_rows"]
+    rows[0, :64] = torch.randint(0, 8, (64,), dtype=torch.uint8) | torch.randint(0, 2, (64,), dtype=torch.uint8) * 128
+    rows[0, 64:] = torch.tensor([8, 127], dtype=torch.uint8)
+    rows[1, 64:] = torch.tensor([1, 110], dtype=torch.uint8)
+    case["q"][2] *= 1e-2
+    with limit_isa(isa):
+        torch.testing.assert_close(attend(case), reference(case), atol=4e-6, rtol=1e-5)
+        rows[2, 64] = 255
+        actual = attend(case)
+    assert actual[2].isnan().all() and not actual[:2].isnan().any()
+
+
+def test_out_is_filled_and_nothing_else(window_case):
+    case = window_case([5, 4], [0, 40], **NANO)
+    held = torch.full((9 + 2, 4, 64), torch.nan)
+    out = held[1:-1]
+    assert attend(case, out=out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, attend(case))
+    assert held[0].isnan().all() and held[-1].isnan().all()
+
+
+def test_no_rows(window_case):
+    assert attend(window_case([0, 0], [5, 0], **NANO)).shape == (0, 4, 64)
+    assert attend(window_case([], [], **NANO)).shape == (0, 4, 64)
+
+
+def test_registered_op(window_case):
+    case = window_case([5, 4], [0, 40], **NANO)
+    assert torch.equal(torch.ops.swa_replay.window_attention(*case.values()), attend(case))
+    meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in case.items()}
+    with pytest.raises(NotImplementedError, match=r"swa_replay\.window_attention.*meta"):
+        attend(meta)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("q", lambda c: c["q"].double()),
+        ("q", lambda c: c["q"][..., :40].contiguous()),
+        ("new_rows", lambda c: formats.dequantize_window(c["new_rows"])),
+        ("new_rows", lambda c: c["new_rows"][1:]),
+        ("ring", lambda c: c["ring"][..., :-1].contiguous()),
+        ("window", lambda c: 0),
+        ("window", lambda c: 39),
+        ("ring_slot", lambda c: c["ring_slot"] + 100),
+        ("ring_slot", lambda c: c["ring_slot"].long()),
+        ("cu_seqlens", lambda c: torch.tensor([0, 6, 5]).int()),
+        ("cu_seqlens", lambda c: torch.tensor([0, 6, 10]).int()),
+        ("cu_seqlens", lambda c: torch.tensor([1, 6, 9]).int()),
+        ("start_pos", lambda c: torch.tensor([0, -1])),
+        ("lower", lambda c: c["lower"][:1]),
+        ("sink", lambda c: c["sink"][:3]),
+        ("rope", lambda c: c["rope"][:, :15].contiguous()),
+        ("out", lambda c: torch.empty(9, 64, 4).transpose(1, 2)),
+    ],
+)
+def test_bad_input_is_named(window_case, name, change):
+    case = window_case([5, 4], [0, 40], **NANO)
+    out = torch.full((9, 4, 64), 7.0)
+    changed = {"out": out, name: change(case)}
+    with pytest.raises(ValueError, match=rf"^{name}.*got.*allowed"):
+        attend(case, **changed)
+    assert (out == 7).all()
