@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from kernel_core.check import require
 
 _SEED_STEP = 10007

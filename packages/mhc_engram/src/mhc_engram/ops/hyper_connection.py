@@ -7,10 +7,10 @@ sublayer before, so that update, coefficients, mixing and norm are one pass (`hc
 from __future__ import annotations
 
 import torch
+
 from kernel_core import register_op, unsupported, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
-
 from mhc_engram import reference
 from mhc_engram.ops.native import native
 
