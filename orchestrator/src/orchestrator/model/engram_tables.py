@@ -110,10 +110,8 @@ def token_map_of(tokenizer: Tokenizer | str | Path, vocab_size: int) -> torch.Te
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.from_file(str(tokenizer))
     known: dict[object, int] = {}
-    mapped = []
-    for token in range(vocab_size):
-        mapped.append(known.setdefault(_key(tokenizer, token), len(known)))
-    return torch.tensor(mapped, dtype=torch.int64)
+    ids = [known.setdefault(_key(tokenizer, token), len(known)) for token in range(vocab_size)]
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 def compressed_vocab_size(tokenizer: Tokenizer | str | Path, vocab_size: int) -> int:

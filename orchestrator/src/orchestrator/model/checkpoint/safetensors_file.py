@@ -83,7 +83,7 @@ class SafetensorsFile:
     def _load(self, entry: Entry, begin: int, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape) * _ITEM_BYTES[entry.dtype]
         data = torch.empty(size, dtype=torch.uint8)
-        view = memoryview(data.numpy())
+        view = data.numpy().data
         with self.path.open("rb", buffering=0) as file:
             file.seek(begin)
             done = 0

@@ -94,7 +94,7 @@ def _write_file(path: Path, specs: Mapping[str, TensorSpec], names: list[str], s
             _check_tensor(name, specs[name], tensor)
             if tensor.numel():
                 file.seek(begins[name])
-                file.write(tensor.detach().cpu().contiguous().view(torch.uint8).flatten().numpy())
+                file.write(tensor.detach().cpu().contiguous().view(torch.uint8).flatten().numpy().data)
 
 
 def _write_json(path: Path, values: object) -> None:
