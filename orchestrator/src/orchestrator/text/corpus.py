@@ -11,7 +11,18 @@ import sysconfig
 from pathlib import Path
 
 #: Folders below the library root. Distributions strip test suites, Tk and the like, so none of those is used.
-FOLDERS = (".", "asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json", "logging")
+FOLDERS: tuple[str, ...] = (
+    ".",
+    "asyncio",
+    "collections",
+    "concurrent",
+    "email",
+    "html",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+)
 FOLDERS += ("multiprocessing", "pydoc_data", "sqlite3", "tomllib", "urllib", "wsgiref", "xml", "zoneinfo")
 FILE_LIMIT = 800_000  # pydoc_data/topics.py, the largest piece of plain English, is just below
 TOTAL_LIMIT = 6_000_000

@@ -7,22 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.text import specials
-from orchestrator.text.tokenizer import Tokenizer
+from orchestrator.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _DATA = Path(__file__).parent / "data"
-_FILE = "tokenizer.json"
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read the tokenizer of a checkpoint folder (or a tokenizer.json itself).
-
-    Raises FileNotFoundError naming what is missing, ValueError if the file is damaged.
-    """
-    path = Path(path)
-    file = path / _FILE if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: not found; `fathom init NAME {path}` writes a model with its tokenizer")
-    return Tokenizer(file.read_text(encoding="utf-8"))
 
 
 def bundled_tokenizer(name: str) -> Tokenizer:
@@ -46,7 +33,7 @@ def write_tokenizer(path: str | Path, config: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = bundled_tokenizer(name).text
     settings = tokenizer_config(getattr(config, "max_position_embeddings", 1048576))
-    (folder / _FILE).write_text(text, encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(
         json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tokenizers
@@ -13,6 +14,8 @@ from orchestrator.text import specials
 
 if TYPE_CHECKING:
     import deepseek_recipe
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:
@@ -111,6 +114,18 @@ class Tokenizer:
 
         image = self.image_spelling
         return deepseek_recipe.SpecialTokens(image=image) if image else deepseek_recipe.SpecialTokens()
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read the tokenizer of a checkpoint folder (or a tokenizer.json itself).
+
+    Raises FileNotFoundError naming what is missing, ValueError if the file is damaged.
+    """
+    path = Path(path)
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: not found; `fathom init NAME {path}` writes a model with its tokenizer")
+    return Tokenizer(file.read_text(encoding="utf-8"))
 
 
 def _token_bytes(vocab: dict[str, int], added: dict[int, dict]) -> list[bytes]:
