@@ -74,13 +74,16 @@ class _Taker:
 
     def scale(self, name: str) -> torch.Tensor:
         scale = self.plain(name)
+        self._check_scale(name, scale)
+        return scale
+
+    def _check_scale(self, name: str, scale: torch.Tensor) -> None:
         if bool((scale == NAN_SCALE).any()):
             at = (scale == NAN_SCALE).nonzero()[0].tolist()
             raise CheckpointError(
                 f"{self.checkpoint.file_of(name)}: {name}: byte {NAN_SCALE} (NaN) at {at}; the scale is damaged, "
                 "download the file again"
             )
-        return scale
 
     def mapped(self, name: str) -> torch.Tensor:
         self.left.discard(name)
@@ -91,20 +94,24 @@ class _Taker:
 
     def stacked(self, prefix: str, count: int, parts: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and scales of `count` experts, the rows of `parts` one after the other within each."""
-        weights = _stack([[self.plain(f"{prefix}.{e}.{part}.weight") for part in parts] for e in range(count)])
-        return weights, _stack([[self.scale(f"{prefix}.{e}.{part}.scale") for part in parts] for e in range(count)])
+        return self._stack(prefix, count, parts, "weight"), self._stack(prefix, count, parts, "scale")
+
+    def _stack(self, prefix: str, count: int, parts: tuple[str, ...], kind: str) -> torch.Tensor:
+        shapes = [self.checkpoint.entries[f"{prefix}.0.{part}.{kind}"].shape for part in parts]
+        rows = [shape[0] for shape in shapes]
+        out = torch.empty(count, sum(rows), shapes[0][1], dtype=torch.uint8)
+        for expert, slot in enumerate(out):
+            for part, piece in zip(parts, slot.split(rows), strict=True):
+                name = f"{prefix}.{expert}.{part}.{kind}"
+                self.left.discard(name)
+                self.checkpoint.read_into(name, piece)
+                if kind == "scale":
+                    self._check_scale(name, piece)
+        return out
 
     def check_all_taken(self) -> None:
         if self.left:
             raise CheckpointError(f"{self.checkpoint.folder}: {sorted(self.left)[0]} has no place in the model")
-
-
-def _stack(experts: list[list[torch.Tensor]]) -> torch.Tensor:
-    rows = sum(part.shape[0] for part in experts[0])
-    out = torch.empty(len(experts), rows, experts[0][0].shape[1], dtype=torch.uint8)
-    for slot, parts in zip(out, experts, strict=True):
-        torch.cat(parts, out=slot)
-    return out
 
 
 def _backbone_layer(take: _Taker, config: ModelConfig, layer: int) -> Layer:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from orchestrator.model.checkpoint.errors import CheckpointError
-from orchestrator.model.checkpoint.safetensors_file import Entry, SafetensorsFile
+from orchestrator.model.checkpoint.safetensors_file import SafetensorsFile
 from orchestrator.model.config import ModelConfig
 
 SINGLE = "model.safetensors"
@@ -38,11 +38,8 @@ class Checkpoint:
                     other = self._home[name][0].path.name
                     raise CheckpointError(f"{self.folder}: {name} stands in {other} and in {file.path.name}; keep one")
                 self._home[name] = (file, stored)
-
-    @property
-    def entries(self) -> dict[str, Entry]:
-        """Dtype, shape and place of every tensor."""
-        return {name: file.entries[stored] for name, (file, stored) in self._home.items()}
+        #: Dtype, shape and place of every tensor.
+        self.entries = {name: file.entries[stored] for name, (file, stored) in self._home.items()}
 
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
@@ -52,6 +49,11 @@ class Checkpoint:
         """The whole tensor in memory of its own; F8_E8M0 and I8 come as uint8 with the same bits."""
         file, stored = self._find(name)
         return file.read(stored)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """The whole tensor into memory that the caller has."""
+        file, stored = self._find(name)
+        file.read_into(stored, out)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` (exclusive) of a tensor."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kernel_core.check import require
 from orchestrator.model.checkpoint.errors import CheckpointError
 
 # Of everything the format knows, so that a foreign file is measured rightly before its dtype is refused.
@@ -50,7 +51,17 @@ class SafetensorsFile:
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, in memory of its own."""
         entry = self._entry(name)
-        return self._load(entry, entry.begin, entry.shape)
+        out = torch.empty(entry.end - entry.begin, dtype=torch.uint8)
+        self._load(entry.begin, out)
+        return out.view(_TORCH[entry.dtype]).view(entry.shape)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """The whole tensor into `out`, contiguous, of the same shape and of the dtype that `read` gives."""
+        entry = self._entry(name)
+        require(tuple(out.shape) == entry.shape, "out", f"shape {list(out.shape)}", f"{list(entry.shape)} ({name})")
+        require(out.dtype == _TORCH[entry.dtype], "out", out.dtype, f"{_TORCH[entry.dtype]} ({name})")
+        require(out.is_contiguous(), "out", f"strides {out.stride()}", "a contiguous tensor")
+        self._load(entry.begin, out.view(torch.uint8).flatten())
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` (exclusive) of the first dimension, in memory of their own."""
@@ -59,7 +70,9 @@ class SafetensorsFile:
         if not 0 <= start <= stop <= rows:
             raise ValueError(f"rows: got {start}:{stop}, allowed is 0 <= start <= stop <= {rows} for {name}")
         stride = (entry.end - entry.begin) // rows if rows else 0
-        return self._load(entry, entry.begin + start * stride, (stop - start, *entry.shape[1:]))
+        out = torch.empty((stop - start) * stride, dtype=torch.uint8)
+        self._load(entry.begin + start * stride, out)
+        return out.view(_TORCH[entry.dtype]).view(stop - start, *entry.shape[1:])
 
     def map(self, name: str) -> torch.Tensor:
         """The tensor as a read-only view of the mapped file: pages come in when touched. Writing to it crashes."""
@@ -80,19 +93,19 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: {name}: got dtype {entry.dtype}, allowed is {', '.join(_TORCH)}")
         return entry
 
-    def _load(self, entry: Entry, begin: int, shape: tuple[int, ...]) -> torch.Tensor:
-        size = math.prod(shape) * _ITEM_BYTES[entry.dtype]
-        data = torch.empty(size, dtype=torch.uint8)
-        view = data.numpy().data
+    def _load(self, begin: int, out: torch.Tensor) -> None:
+        """Bytes from `begin` on into `out`, uint8 of one dimension."""
+        if not out.numel():
+            return
+        view = out.numpy().data
         with self.path.open("rb", buffering=0) as file:
             file.seek(begin)
             done = 0
-            while done < size:
+            while done < len(view):
                 count = file.readinto(view[done : done + _READ_PIECE])
                 if not count:
                     raise CheckpointError(f"{self.path}: ended at byte {begin + done} while reading; copy it again")
                 done += count
-        return data.view(_TORCH[entry.dtype]).view(shape)
 
 
 def _parse(path: Path) -> dict[str, Entry]:
