@@ -177,7 +177,7 @@ def _nested(root: dict[str, Any]) -> ModelConfig:
     _expect("architectures", root.get("architectures", ["DeepseekV41ForCausalLM"]), ["DeepseekV41ForCausalLM"])
     _expect("model_type", root.get("model_type", "deepseek_v41"), "deepseek_v41")
     _expect("dtype", root.get("dtype", "bfloat16"), "bfloat16")
-    quantisation = root.get("quantization_config", {})
+    quantisation = _section(root, "quantization_config")
     for key, value in _QUANTISATION.items():
         _expect(f"quantization_config.{key}", quantisation.get(key), value)
     _refuse_unknown("quantization_config", quantisation, set(_QUANTISATION))
@@ -185,20 +185,19 @@ def _nested(root: dict[str, Any]) -> ModelConfig:
     _refuse_unknown("", root, sections | set(_ROOT_IDS) | {"tie_word_embeddings"})
     _expect("tie_word_embeddings", root.get("tie_word_embeddings", False), False)
 
-    numbers = _text_numbers(root["text_config"])
+    numbers = _text_numbers(_section(root, "text_config"))
     for key in _ROOT_IDS:
         if key in root:
             numbers[key] = root[key]
-    vision = root.get("vision_config")
-    if vision is not None:
-        numbers["vision"] = _vision_numbers(vision)
+    if root.get("vision_config") is not None:
+        numbers["vision"] = _vision_numbers(_section(root, "vision_config"))
     required = [f.name for f in fields(ModelConfig) if f.name in _TEXT or f.name in _ROOT_IDS]
     missing = [
         name for name in required if name not in numbers and ModelConfig.__dataclass_fields__[name].default is MISSING
     ]
     if missing:
         raise ValueError(f"config.json: got no {', '.join(missing)}; these have no default, add them")
-    _check_types(numbers)
+    _check_types(ModelConfig, numbers)
     return ModelConfig(**numbers)
 
 
@@ -245,7 +244,9 @@ def _vision_numbers(vision: dict[str, Any]) -> VisionConfig:
     missing = [f.name for f in fields(VisionConfig) if f.default is MISSING and f.name not in vision]
     if missing:
         raise ValueError(f"vision_config: got no {', '.join(missing)}; add them")
-    return VisionConfig(**{name: vision[name] for name in names if name in vision})
+    numbers = {name: vision[name] for name in names if name in vision}
+    _check_types(VisionConfig, numbers)
+    return VisionConfig(**numbers)
 
 
 def _unflatten(flat: dict[str, Any]) -> dict[str, Any]:
@@ -292,9 +293,16 @@ def _refuse_unknown(section: str, values: dict[str, Any], known: set[str]) -> No
         )
 
 
-def _check_types(numbers: dict[str, Any]) -> None:
+def _section(root: dict[str, Any], key: str) -> dict[str, Any]:
+    value = root.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}: got {value!r}, allowed is an object")
+    return value
+
+
+def _check_types(owner: type, numbers: dict[str, Any]) -> None:
     """Integers where the dataclass says int, whole tuples of them where it says tuple."""
-    for f in fields(ModelConfig):
+    for f in fields(owner):
         if f.name not in numbers:
             continue
         value = numbers[f.name]

@@ -1,7 +1,7 @@
 """Which shard a tensor goes to, and where in it: the published order, the same for every run.
 
-Within a file: F32, BF16, F8_E8M0, F8_E4M3, I8, then by name. Together with one shard a layer this gives the headers
-and file sizes of the published checkpoint.
+Within a file: Engram tables, F32, BF16, F8_E8M0, F8_E4M3, I8, and by name among equals. Together with one shard a
+layer this gives the header lengths and file sizes of all published shards.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 from orchestrator.model.checkpoint.specs import TensorSpec
 
 _ORDER = {"F32": 0, "BF16": 1, "F8_E8M0": 2, "F8_E4M3": 3, "I8": 4}
+_TABLE = (".engram.embed.weight", ".engram.embed.scale")
 
 Placement = Literal["single", "layers"] | Callable[[str], int | str]
 """`single`: one file without index. `layers`: as published, a shard for vision, embedding, each layer, head, each
@@ -51,7 +52,11 @@ def header(specs: Mapping[str, TensorSpec], names: list[str]) -> tuple[bytes, di
 
 
 def _file_order(specs: Mapping[str, TensorSpec], names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: (_ORDER[specs[name].dtype], name))
+    def key(name: str) -> tuple[int, int, str]:
+        table = next((i for i, end in enumerate(_TABLE) if name.endswith(end)), len(_TABLE))
+        return table, _ORDER[specs[name].dtype], name
+
+    return sorted(names, key=key)
 
 
 def _layer_key(name: str) -> tuple[int, ...]:

@@ -147,7 +147,7 @@ def _read_json(path: Path) -> Any:
         raise CheckpointError(f"{path}: no such file; download it with the weights")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: no JSON ({error}); download it again") from error
 
 

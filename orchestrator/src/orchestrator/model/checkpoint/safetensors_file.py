@@ -124,7 +124,9 @@ def _parse(path: Path) -> dict[str, Entry]:
         raw = file.read(length)
     try:
         header = json.loads(raw, object_pairs_hook=lambda pairs: _unique(path, pairs))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers or nesting beyond Python's limits
         raise CheckpointError(f"{path}: header is no JSON ({error}); copy it again") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: header is {type(header).__name__}, allowed is an object")
