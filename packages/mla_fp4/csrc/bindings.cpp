@@ -5,4 +5,5 @@ PYBIND11_MODULE(_native, m) {
   bind_norm(m);
   bind_rows(m);
   bind_compressor(m);
+  bind_attention(m);
 }

@@ -1,5 +1,7 @@
 """Bounded replay: plans by hand, and by a small model of what a request sees."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -77,7 +79,7 @@ def test_usable_hit(matched, length, more, hit):
 def test_kept_rows_cover_the_tail_once(length, window, draft_length, cuts):
     plan = plan_decoder_tail(length, window, draft_length)
     edges = sorted({0, length, *(c for c in cuts if c < length)})
-    kept = [p for a, b in zip(edges, edges[1:], strict=False) for p in range(a, b)[kept_rows(a, b, plan)]]
+    kept = [p for a, b in itertools.pairwise(edges) for p in range(a, b)[kept_rows(a, b, plan)]]
     assert kept == list(range(plan.start, length))
     assert len(kept) == min(length, plan.keep) and plan.exact == (length <= plan.keep)
     # decoding, even after the furthest way back, has a full window above the tail's start

@@ -1,66 +1,10 @@
-"""The semantics in plain PyTorch, float32. Rows are gathered once, dequantised once, and met by batched products."""
+"""The semantics in plain PyTorch, float32."""
 
 from __future__ import annotations
 
 import torch
 
-from kernel_core import formats
-
-
-def _dequantise(rows: torch.Tensor) -> torch.Tensor:
-    return rows if rows.is_floating_point() else formats.dequantize_window(rows)
-
-
-def row_requests(cu_seqlens: torch.Tensor, start_pos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Request and position of every row of a ragged batch: int64 [T], int64 [T]."""
-    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
-    request = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    offset = torch.arange(int(cu_seqlens[-1])) - cu_seqlens[:-1].long()[request]
-    return request, start_pos[request] + offset
-
-
-def window_keys(
-    new_rows: torch.Tensor,
-    ring: torch.Tensor,
-    ring_slot: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    start_pos: torch.Tensor,
-    lower: torch.Tensor,
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Window keys of every row: float32 [T, window, D] by position (zeros where none), and bool [T, window]."""
-    request, position = row_requests(cu_seqlens, start_pos)
-    history = start_pos[:, None] - torch.arange(window - 1, 0, -1)  # the positions before a chunk: [B, window - 1]
-    slot = ring_slot.long().clamp(0, ring.shape[0] - 1)  # a request without rows may hold anything
-    kept = _dequantise(ring[slot[:, None], history.remainder(ring.shape[1])])
-    pool = torch.cat((kept.flatten(0, 1), _dequantise(new_rows)))
-    key = position[:, None] - torch.arange(window - 1, -1, -1)
-    start = start_pos[request][:, None]
-    seen = (key >= 0) & (key >= lower[request][:, None])
-    from_ring = request[:, None] * (window - 1) + key - (start - (window - 1))
-    from_new = history.numel() + cu_seqlens.long()[request][:, None] + key - start
-    source = torch.where(key < start, from_ring, from_new).masked_fill(~seen, 0)
-    return pool[source].masked_fill(~seen[..., None], 0.0), seen
-
-
-def softmax_with_sink(scores: torch.Tensor, seen: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """Weights [T, H, keys] of scores [T, H, keys] over the keys in `seen` [T, keys], sink [H] in the denominator."""
-    scores = scores.masked_fill(~seen[:, None], -torch.inf)
-    top = torch.maximum(scores.amax(-1, keepdim=True), sink[:, None])
-    weights = torch.exp(scores - top)
-    weights = weights / (weights.sum(-1, keepdim=True) + torch.exp(sink[:, None] - top))
-    nothing = ~seen.any(-1)[:, None, None] | torch.isposinf(sink)[:, None]
-    return weights.masked_fill(nothing, 0.0)
-
-
-def unrotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Turn the last channels of x [T, H, D] back by the angles of rope [T, rope_dim]."""
-    if rope.shape[1] == 0:
-        return x
-    cos, sin = rope[:, None].chunk(2, dim=-1)
-    even, odd = x[..., -rope.shape[1] :].unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1).flatten(-2)
-    return torch.cat((x[..., : -rope.shape[1]], turned), dim=-1)
+from kernel_core.attention import attend, row_requests, window_keys
 
 
 def window_attention(
@@ -80,8 +24,7 @@ def window_attention(
     if q.shape[0] == 0:
         return torch.empty_like(q)
     keys, seen = window_keys(new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window)
-    scores = torch.bmm(q, keys.transpose(1, 2)) * scale
-    return unrotate(torch.bmm(softmax_with_sink(scores, seen, sink), keys), rope)
+    return attend(q, keys, seen, sink, rope, scale)
 
 
 def store_window(

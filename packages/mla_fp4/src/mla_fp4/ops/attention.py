@@ -1,0 +1,167 @@
+"""Attention over the window and the selected compressed rows, with one softmax."""
+
+from __future__ import annotations
+
+import torch
+
+import mla_fp4.reference.attention as reference
+from kernel_core import check, register_op, unsupported, use_reference
+from mla_fp4.native import native
+
+_F32, _I32, _I64, _U8 = torch.float32, torch.int32, torch.int64, torch.uint8
+
+
+def _require(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
+    """Dtype, shape and contiguity; the slow check speaks only about an argument that fails the quick one."""
+    for name, value, dtype, shape in arguments:
+        if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
+            check.tensor(name, value, dtype=dtype, shape=shape)
+
+
+def sparse_attention(
+    q: torch.Tensor,
+    new_rows: torch.Tensor,
+    ring: torch.Tensor,
+    ring_slot: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    start_pos: torch.Tensor,
+    lower: torch.Tensor,
+    window: int,
+    pages: torch.Tensor,
+    rows_per_block: int,
+    block_table: torch.Tensor,
+    indices: torch.Tensor,
+    sink: torch.Tensor,
+    rope: torch.Tensor,
+    scale: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One softmax over window rows and selected compressed rows, all heads sharing one latent key (model.md 2.4).
+
+    The row at position p of request b sees the window keys at max(0, lower[b], p - window + 1) to p (below
+    start_pos[b] from the request's ring, the rest from `new_rows`; store these afterwards), and the compressed rows
+    its `indices` name. A token seen on both ways counts twice. Scores are scale · q·k; `sink` joins the denominator
+    only; a key is its own value. The last rope_dim channels of the result are turned back by the row's angles. A row
+    without keys gives zeros. Bytes that no key names have no influence, NaN included.
+
+    A row's result depends on nothing but its own keys: not on other rows, the cut into steps, or the threads.
+
+    Args:
+        q: float32 [T, H, D], rotated; D a multiple of 32.
+        new_rows: uint8 [T, D + D/32] (E4M3 codes, then UE8M0 scales), or float32 [T, D]: this step's rows.
+        ring: [S, R, row] of the same kind, R >= window; row p mod R of a slot holds position p.
+        ring_slot: int32 [B], each request's slot.
+        cu_seqlens: int32 [B + 1]; request b owns rows cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+        start_pos: int64 [B], position of a request's first row.
+        lower: int64 [B], window positions below are not seen (the start of a replay, else 0).
+        window: positions that a row sees, itself included.
+        pages: uint8 [NB, rows_per_block, D/2 + D/16] (E2M1 codes, then E4M3 scales), or float32
+            [NB, rows_per_block, D]; packed exactly when the window rows are.
+        rows_per_block: compressed rows in a page.
+        block_table: int32 [B, M]: compressed position j of request b is row j mod rows_per_block of page
+            block_table[b, j // rows_per_block]. Only entries that an index names are read.
+        indices: int32 [T, K], compressed positions; -1, anywhere, selects nothing. Their order is the order of sums.
+        sink: float32 [H], logits that are not scaled; infinite ones are defined (-inf adds nothing, +inf gives zeros).
+        rope: float32 [T, rope_dim], cosines, then sines.
+        scale: factor of the scores, 1/sqrt(D) for the model.
+        out: float32 [T, H, D] to write to; must not overlap q.
+
+    Returns:
+        float32 [T, H, D].
+
+    Raises:
+        ValueError: a dtype, shape, slot, offset, index or block that does not fit; nothing is written then.
+        NotImplementedError: the tensors' device has no implementation.
+    """
+    check.tensor("q", q, dtype=_F32, shape=(None, None, None))
+    rows, heads, dim = q.shape
+    check.require(heads > 0 and dim > 0 and dim % 32 == 0, "q", list(q.shape), "heads, and a multiple of 32 channels")
+    packed = ring.dtype is _U8
+    row = dim + dim // 32 if packed else dim
+    check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, row))
+    slots, ring_size, _ = ring.shape
+    check.require(0 < window <= ring_size, "window", window, f"1 to {ring_size}, the rows of a ring")
+    check.require(rows_per_block > 0, "rows_per_block", rows_per_block, "1 or more")
+    batch, blocks, reach, selected = start_pos.numel(), pages.shape[0], block_table.shape[-1], indices.shape[-1]
+    rope_dim = rope.shape[-1]
+    check.require(rope_dim % 2 == 0 and rope_dim <= dim, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
+    _require(
+        ("new_rows", new_rows, ring.dtype, (rows, row)),
+        ("ring_slot", ring_slot, _I32, (batch,)),
+        ("cu_seqlens", cu_seqlens, _I32, (batch + 1,)),
+        ("start_pos", start_pos, _I64, (batch,)),
+        ("lower", lower, _I64, (batch,)),
+        ("pages", pages, ring.dtype, (blocks, rows_per_block, dim // 2 + dim // 16 if packed else dim)),
+        ("block_table", block_table, _I32, (batch, reach)),
+        ("indices", indices, _I32, (rows, selected)),
+        ("sink", sink, _F32, (heads,)),
+        ("rope", rope, _F32, (rows, rope_dim)),
+    )
+    if out is not None:
+        _require(("out", out, _F32, (rows, heads, dim)))
+    if use_reference():
+        result = reference.sparse_attention(
+            q,
+            new_rows,
+            ring,
+            ring_slot,
+            cu_seqlens,
+            start_pos,
+            lower,
+            window,
+            pages,
+            rows_per_block,
+            block_table,
+            indices,
+            sink,
+            rope,
+            scale,
+        )
+        return result if out is None else out.copy_(result)
+    if q.device.type != "cpu":
+        raise unsupported(
+            "mla_fp4.sparse_attention", q, "cpu, and the reference through kernel_core.using('reference')"
+        )
+    if out is None:
+        out = torch.empty(rows, heads, dim)
+    native.sparse_attention(
+        q.data_ptr(),
+        new_rows.data_ptr(),
+        ring.data_ptr(),
+        ring_slot.data_ptr(),
+        cu_seqlens.data_ptr(),
+        start_pos.data_ptr(),
+        lower.data_ptr(),
+        pages.data_ptr(),
+        block_table.data_ptr(),
+        indices.data_ptr(),
+        sink.data_ptr(),
+        rope.data_ptr(),
+        out.data_ptr(),
+        rows,
+        heads,
+        dim,
+        batch,
+        slots,
+        ring_size,
+        window,
+        blocks,
+        rows_per_block,
+        reach,
+        selected,
+        rope_dim,
+        scale,
+        packed,
+    )
+    return out
+
+
+register_op(
+    "mla_fp4",
+    "sparse_attention(Tensor q, Tensor new_rows, Tensor ring, Tensor ring_slot, Tensor cu_seqlens, Tensor start_pos, "
+    "Tensor lower, int window, Tensor pages, int rows_per_block, Tensor block_table, Tensor indices, Tensor sink, "
+    "Tensor rope, float scale) -> Tensor",
+    sparse_attention,
+    lambda q, *_: torch.empty_like(q),
+)
