@@ -12,8 +12,19 @@ from kernel_core.backend import (
     use_reference,
     using,
 )
+from kernel_core.paths import cmake_dir, include_dir
 
-__all__ = ["available_isas", "limit_isa", "register_native", "register_op", "unsupported", "use_reference", "using"]
+__all__ = [
+    "available_isas",
+    "cmake_dir",
+    "include_dir",
+    "limit_isa",
+    "register_native",
+    "register_op",
+    "unsupported",
+    "use_reference",
+    "using",
+]
 __version__ = "0.1.0"
 
 register_native(_native)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import kernel_core
+from kernel_core.paths import include_dir
 
 _CORE = ("include/**/*", "cmake/**/*")
 _SKIPPED = {".so", ".pyc", ".o"}
@@ -18,7 +18,7 @@ def source_digest(package: Path, sources: Sequence[str]) -> str:
     Names relative to the package and contents count; dates and places do not.
     """
     digest = hashlib.sha256()
-    for root, globs in ((package, sources), (core_root(package), _CORE)):
+    for root, globs in ((package, sources), (include_dir().parent, _CORE)):
         files = {path for pattern in globs for path in root.glob(pattern) if path.is_file()}
         for path in sorted(files, key=lambda p: p.relative_to(root).as_posix()):
             if path.suffix in _SKIPPED:
@@ -26,9 +26,3 @@ def source_digest(package: Path, sources: Sequence[str]) -> str:
             digest.update(path.relative_to(root).as_posix().encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def core_root(package: Path) -> Path:
-    """Where kernel_core's headers are: beside `package` in a checkout, inside the installed module elsewhere."""
-    sibling = package.parent / "kernel_core"
-    return sibling if (sibling / "include").is_dir() else Path(kernel_core.__file__).parent

@@ -7,7 +7,8 @@
 | index | 32 | E2M1 | UE8M0, amax / 6 rounded up | D/2 + D/32 |
 
 A row holds its values first, then its scales. E2M1 codes round the float32 product with the reciprocal of the
-scale, itself rounded to float32; a true division would differ at 42 ties a sign.
+scale, itself rounded to float32. A true division would differ at 42 ties a sign, and for some float32 inputs one
+step below a tie.
 
 A floor on amax keeps groups of zeros finite: their scale bytes are 0x01, 105 and 1. An infinity saturates a main
 group at 2688 and turns a window or index group into NaN (scale 255). A NaN makes its whole group decode to NaN in

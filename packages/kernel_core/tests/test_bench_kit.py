@@ -1,0 +1,137 @@
+"""The benchmark kit: bounds worked out by hand, rows with the fields of the ledger, digests that notice a change."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernel_core import bench as kit
+
+RATES = kit.Ceilings(read_gbps=100.0, copy_gbps=80.0, f32_tflops=2.0)
+TIMING = kit.Timing(20.0, 18.0, 30.0, 7)
+
+
+def row(**changes):
+    given = dict(point="p", op="pkg.op", shape={"rows": 2}, backend="cpu", timing=TIMING, bytes=1_000_000, flops=0,
+                 ceilings=RATES, digest="0" * 16)  # fmt: skip
+    return kit.ledger_row(**{**given, **changes})
+
+
+def test_bound_is_the_larger_of_bytes_and_operations():
+    assert kit.bound_us(1_000_000, 0, RATES) == pytest.approx(10.0)  # 1 MB at 100 GB/s
+    assert kit.bound_us(1_000_000, 60_000_000, RATES) == pytest.approx(30.0)  # 60 MFLOP at 2 TFLOP/s
+    assert kit.bound_us(0, 0, RATES) == 0
+
+
+def test_a_missing_ceiling_gives_no_bound():
+    assert kit.bound_us(1, 0, kit.Ceilings()) is None
+    assert kit.bound_us(1, 1, replace(RATES, f32_tflops=None)) is None
+    assert kit.bound_us(1, 1, RATES, compute="bf16") is None
+    assert kit.bound_us(1, 0, RATES, compute="bf16") is not None
+
+
+def test_row_has_the_fields_of_the_ledger():
+    made = row()
+    assert tuple(made) == kit.FIELDS
+    assert made["bound_us"] == 10.0 and made["fraction"] == 0.5
+    assert json.loads(json.dumps(made)) == made
+    unknown = row(bytes=None, digest=None, ceilings=kit.Ceilings())
+    assert unknown["bound_us"] is unknown["fraction"] is unknown["digest"] is None
+
+
+def test_ledger_file_round_trip(tmp_path):
+    path = tmp_path / "results" / "cpu.jsonl"
+    assert list(kit.read_rows(path)) == []
+    kit.append_row(path, row())
+    kit.append_row(path, row(point="q"))
+    assert [r["point"] for r in kit.read_rows(path)] == ["p", "q"]
+    with pytest.raises(ValueError, match="extra"):
+        kit.append_row(path, {**row(), "extra": 1})
+    path.write_text("{}\nnot json\n")
+    with pytest.raises(ValueError, match="line 2"):
+        list(kit.read_rows(path))
+
+
+def test_timing_quantiles():
+    timing = kit.Timing.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (timing.median_us, timing.p10_us, timing.p90_us, timing.runs) == (3.0, 1.4, 4.6, 5)
+    assert kit.Timing.of([2.0]) == kit.Timing(2.0, 2.0, 2.0, 1)
+
+
+def test_interleave_takes_turns():
+    calls = []
+    slow = dict(a=lambda: (calls.append("a"), time.sleep(3e-4)), b=lambda: (calls.append("b"), time.sleep(3e-4)))
+    times = kit.interleave(slow, budget_s=0, min_runs=3)
+    assert times["a"].runs == times["b"].runs == 3
+    assert calls[-6:] == ["a", "b"] * 3
+    assert times["a"].median_us > 250
+
+
+def test_before_runs_ahead_of_every_call():
+    calls = []
+    kit.interleave({"x": lambda: calls.append("x")}, budget_s=0, min_runs=2, before=lambda: calls.append("evict"))
+    assert calls[-4:] == ["evict", "x", "evict", "x"]
+
+
+def test_ceilings_are_measured_or_none():
+    rates = kit.ceilings(megabytes=8, repeats=1)
+    assert rates.read_gbps > 0.1 and rates.copy_gbps > 0.1 and rates.f32_tflops > 1e-4
+    assert rates.fp8_tflops is None and rates.h2d_gbps is None
+
+
+def test_digest_follows_contents_and_names_only(tmp_path):
+    def digest(root):
+        return kit.source_digest(root, ("csrc/**/*", "src/**/*.py"))
+
+    for name in ("a", "b"):
+        (tmp_path / name / "csrc" / "cpu").mkdir(parents=True)
+        (tmp_path / name / "csrc" / "cpu" / "x.cpp").write_text("int x;")
+        (tmp_path / name / "README.md").write_text(name)
+    first = digest(tmp_path / "a")
+    assert first == digest(tmp_path / "b") and len(first) == 16
+    (tmp_path / "a" / "csrc" / "built.so").write_text("binary")
+    assert digest(tmp_path / "a") == first
+    (tmp_path / "a" / "csrc" / "cpu" / "x.cpp").write_text("int y;")
+    assert digest(tmp_path / "a") != first
+    (tmp_path / "b" / "csrc" / "cpu" / "x.cpp").rename(tmp_path / "b" / "csrc" / "cpu" / "z.cpp")
+    assert digest(tmp_path / "b") != first
+
+
+def test_run_case_times_native_and_reference(tmp_path):
+    x = torch.randn(64)
+    order = []
+    problem = kit.Problem(
+        native=lambda: order.append("native"),
+        reference=lambda: order.append("reference"),
+        bytes=512,
+        flops=64,
+        peers=(kit.Peer("other", "1.2", lambda: x + x),),
+        check=lambda: order.append("check"),
+        note="a note",
+    )
+    bench = kit.Bench("pkg.op", [kit.Case("point_64", {"n": 64}, lambda: problem)])
+    made = kit.run_case(bench, bench.cases[0], package=tmp_path, ceilings=RATES, budget_s=0.01)
+    assert order[:2] == ["native", "check"]
+    assert made["point"] == "point_64" and made["note"] == "a note" and made["bytes"] == 512
+    assert [(p["name"], p["version"]) for p in made["peers"]] == [
+        ("reference", f"torch {torch.__version__}"),
+        ("other", "1.2"),
+    ]
+    assert made["versions"]["threads"] == torch.get_num_threads()
+
+
+def test_a_wrong_result_is_not_timed(tmp_path):
+    def wrong():
+        raise AssertionError("differs")
+
+    problem = kit.Problem(native=lambda: None, reference=None, bytes=1, flops=0, check=wrong)
+    bench = kit.Bench("pkg.op", [kit.Case("p", {}, lambda: problem)])
+    with pytest.raises(AssertionError, match="differs"):
+        kit.run_case(bench, bench.cases[0], package=tmp_path, ceilings=RATES)
+
+
+def test_problem_refuses_an_unknown_ceiling():
+    with pytest.raises(ValueError, match="compute: got 'int8'"):
+        kit.Problem(native=lambda: None, reference=None, bytes=1, flops=0, compute="int8")
