@@ -8,12 +8,9 @@ import pytest
 
 
 def _checkpoint(config, folder: Path) -> Path:
-    from orchestrator.model.init import init_checkpoint
-    from orchestrator.text.files import write_tokenizer
+    from orchestrator.model.make import make_model
 
-    init_checkpoint(config, folder, seed=20)
-    write_tokenizer(folder, config)
-    return folder
+    return make_model(config, folder, seed=20)
 
 
 @pytest.fixture(scope="session")

@@ -31,8 +31,8 @@ class Sampler:
             top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32)
         tokens, logprobs = dspark_kernels.sample(
             logits,
-            torch.tensor([p.temperature for p in params]),
-            torch.tensor([p.top_p for p in params]),
+            torch.tensor([p.temperature for p in params], dtype=torch.float32),
+            torch.tensor([p.top_p for p in params], dtype=torch.float32),
             top_k,
             torch.tensor([s.seed for s in sequences], dtype=torch.int64),
             torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64),

@@ -16,4 +16,4 @@ def load_model(path: str | Path, *, dense: DenseMode = "fixed") -> Transformer:
     Raises `orchestrator.model.checkpoint` errors that name the file, the tensor and what to do.
     """
     weights = load_weights(path)
-    return Transformer(weights, EngramTables.build(weights.config, Path(path)), mode=dense)
+    return Transformer(weights, EngramTables.from_checkpoint(path, weights.config), mode=dense)

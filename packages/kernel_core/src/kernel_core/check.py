@@ -20,6 +20,9 @@ def tensor(
     contiguous: bool = True,
 ) -> None:
     """Check dtype, shape (`None` matches any size) and contiguity of a tensor argument."""
+    # The usual case costs under a microsecond: a decode step makes some hundred checks.
+    if value.dtype is dtype and (shape is None or value.shape == shape) and (not contiguous or value.is_contiguous()):
+        return
     allowed = dtype if isinstance(dtype, tuple) else (dtype,)
     if value.dtype not in allowed:
         raise ValueError(f"{argument}: got dtype {value.dtype}, allowed is {' or '.join(map(str, allowed))}")
