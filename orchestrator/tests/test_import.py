@@ -1,0 +1,27 @@
+"""`import orchestrator` stays cheap; its two names come on first use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import orchestrator
+
+
+def test_import_loads_no_library():
+    code = (
+        "import sys, orchestrator; print([m for m in ('torch', 'numpy', 'fastapi', 'tokenizers') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_lazy_names():
+    from orchestrator.engine.request import SamplingParams
+
+    assert orchestrator.SamplingParams is SamplingParams
+    assert {"LLM", "SamplingParams"} <= set(dir(orchestrator))
+    with pytest.raises(AttributeError, match="has no attribute 'Model'"):
+        orchestrator.Model  # noqa: B018
