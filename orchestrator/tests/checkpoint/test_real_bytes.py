@@ -1,4 +1,4 @@
-"""First bytes of two rows of the published checkpoint. A wrong nibble order passes every statistical test, not these."""
+"""First bytes of two published rows. A wrong nibble order passes every statistical test, not these."""
 
 from __future__ import annotations
 
