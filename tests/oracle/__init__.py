@@ -1,4 +1,12 @@
-"""A slow float64 model of the text forward pass, written from the description alone: the judge of implementations."""
+"""A slow float64 model of the text forward pass, written from the description alone: the judge of implementations.
+
+    oracle = Oracle(folder, token_map=...)
+    trace = oracle.forward(tokens, cache="float")        # logits and every intermediate
+    trace, report = oracle.follow(record)                # judge an export choice by choice
+    assert report.passed, str(report)
+
+It needs numpy only and imports nothing of the project, so that a mistake is not judged by itself.
+"""
 
 from .config import Config, config_from_dict, read_config
 from .forward import Oracle

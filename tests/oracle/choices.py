@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from . import indexer, moe
@@ -9,7 +11,7 @@ from .config import Config
 from .formats import INDEX, MAIN, WINDOW, Format
 
 
-def used(rows: np.ndarray, form: Format, dtype: type) -> np.ndarray:
+def used(rows: np.ndarray, form: Format, dtype: Any) -> np.ndarray:
     """Values of stored rows: uint8 rows are decoded, float rows stand for themselves."""
     return (form.decode(rows) if rows.dtype == np.uint8 else rows).astype(dtype)
 

@@ -88,8 +88,10 @@ def config_from_dict(hf: dict[str, Any]) -> Config:
     text["rope_factor"] = scaling["factor"]
     for name in ("beta_fast", "beta_slow", "original_max_position_embeddings"):
         text[name] = scaling[name]
-    values = {name: text[name] for name in Config.__dataclass_fields__}
-    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    values: dict[str, Any] = {name: text[name] for name in Config.__dataclass_fields__}
+    for name, value in values.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return Config(**values)
 
 
 def read_config(folder: str | Path) -> Config:

@@ -69,7 +69,7 @@ class Drafter:
         pos = p + 1 + np.arange(block)
         inputs = np.array([anchor] + [config.dspark_noise_token_id] * (block - 1))
         streams = np.repeat(weights.matrix("embed")[inputs][:, None], n, axis=1)
-        pre = np.zeros((block, n), weights.dtype)
+        pre: np.ndarray = np.zeros((block, n), weights.dtype)
         pre[:, 0] = 1
         chosen = []
         for stage in range(self.stages):
@@ -96,12 +96,12 @@ class Drafter:
         _, q = attention.query(config, weights, prefix, x, pos, freqs)
         own = self.choices.stored(WINDOW, attention.window_values(config, weights, prefix, x, pos, freqs))
         seen = (context.positions <= p) & (context.positions > p - config.sliding_window)
-        keys = [used(rows, WINDOW, weights.dtype) for rows in (context.rows[stage][seen], own)]
-        keys = np.concatenate(keys)
+        keys = np.concatenate([used(rows, WINDOW, weights.dtype) for rows in (context.rows[stage][seen], own)])
         everywhere = np.full(len(keys), p)  # one common position: no causal or window cut between block and keys
-        none = np.zeros((0, config.head_dim), weights.dtype), np.zeros((len(x), 0), np.int64)
+        no_rows: np.ndarray = np.zeros((0, config.head_dim), weights.dtype)
+        no_ids = np.zeros((len(x), 0), np.int64)
         sink = weights.plain(f"{prefix}.attn_sink")
-        heads = attention.attend(q, np.full(len(x), p), keys, everywhere, config.sliding_window, *none, sink)
+        heads = attention.attend(q, np.full(len(x), p), keys, everywhere, config.sliding_window, no_rows, no_ids, sink)
         return attention.output(config, weights, prefix, heads, pos, freqs)
 
     def sample(self, x: np.ndarray, anchor: int, given: np.ndarray | None, chosen: list[np.ndarray]) -> Draft:

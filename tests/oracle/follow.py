@@ -9,10 +9,11 @@ The record is a dict of arrays:
 
     tokens            int64[N]
     window/{layer}    uint8[N', row] or float32[N', D], with window/{layer}/positions int64[N']
-    main/{layer}      uint8[G, row] or float32[G, D]: all N // ratio groups of a source layer
+    main/{layer}      uint8[G, row] or float32[G, D]: all N // ratio groups of a source layer, or those for which
+                      main/{layer}/positions int64[G] gives the position of the first token
     index/{layer}     the same for its index keys, codes then scales in each row
-    topk/{layer}      int32[N', index_topk], ascending, -1 fills; with topk/{layer}/positions
-    candidates/{layer} int32[N', candidate_topk_blocks], likewise
+    topk/{layer}      int32[N', up to index_topk], ascending, -1 fills; with topk/{layer}/positions
+    candidates/{layer} int32[N', up to candidate_topk_blocks], likewise
     experts/{layer}   int32[N', experts a token], in any order; with experts/{layer}/positions
     logits            float32[M, V], with logits/positions int64[M]
 """
@@ -99,15 +100,7 @@ class Followed(Own):
         self.record, self.report, self.tolerances = record, report, tolerances
 
     def at(self, name: str, positions: np.ndarray) -> np.ndarray:
-        """Rows of an entry at given positions, where a later export of a position replaces an earlier one."""
-        rows, held = entry(self.record, name), entry(self.record, f"{name}/positions")
-        if len(rows) != len(held):
-            raise ValueError(f"{name} has {len(rows)} rows and {len(held)} positions")
-        place = {int(p): i for i, p in enumerate(held)}
-        missing = [int(p) for p in positions if int(p) not in place]
-        if missing:
-            raise ValueError(f"{name} lacks position {missing[0]} and {len(missing) - 1} more of {len(positions)}")
-        return rows[[place[int(p)] for p in positions]]
+        return rows_at(self.record, name, positions)
 
     def judged_rows(
         self, kind: str, form: Format, layer: int, positions: np.ndarray, theirs: np.ndarray, values: np.ndarray
@@ -133,25 +126,23 @@ class Followed(Own):
         theirs = self.at(f"window/{layer}", positions)
         return self.judged_rows("window", WINDOW, layer, positions, theirs, values)
 
-    def groups(self, name: str, groups: np.ndarray) -> np.ndarray:
-        rows = entry(self.record, name)
-        if len(groups) and len(rows) <= groups[-1]:
-            raise ValueError(f"{name} has {len(rows)} rows, expected {groups[-1] + 1}")
-        return rows[groups]
+    def groups(self, kind: str, layer: int, groups: np.ndarray) -> np.ndarray:
+        return groups_at(self.record, f"{kind}/{layer}", self.config.compress_ratios[layer], groups)
 
     def main_rows(self, layer: int, groups: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return self.judged_rows("main", MAIN, layer, groups, self.groups(f"main/{layer}", groups), values)
+        return self.judged_rows("main", MAIN, layer, groups, self.groups("main", layer, groups), values)
 
     def index_rows(self, layer: int, groups: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return self.judged_rows("index", INDEX, layer, groups, self.groups(f"index/{layer}", groups), values)
+        return self.judged_rows("index", INDEX, layer, groups, self.groups("index", layer, groups), values)
 
     def judged_sets(
         self, kind: str, layer: int, positions: np.ndarray, own: np.ndarray, scores: np.ndarray, radius: Any
     ) -> np.ndarray:
         """Compares ascending, filled id lists; `radius(row)` gives the errors of one row's scores when sets differ."""
         theirs = self.at(f"{kind}/{layer}", positions).astype(np.int64)
-        if theirs.shape != own.shape:
-            raise ValueError(f"{kind}/{layer} has {theirs.shape[-1]} columns, expected {own.shape[-1]}")
+        if theirs.shape[1] > own.shape[1]:
+            raise ValueError(f"{kind}/{layer} has {theirs.shape[1]} columns, expected at most {own.shape[1]}")
+        theirs = np.pad(theirs, ((0, 0), (0, own.shape[1] - theirs.shape[1])), constant_values=-1)
         differing, usable = np.any(theirs != own, axis=1), np.ones(len(own), bool)
         ratio = np.zeros(len(own))
         for row in np.nonzero(differing)[0]:
@@ -205,11 +196,34 @@ def entry(record: Record, name: str) -> np.ndarray:
     return np.asarray(record[name])
 
 
+def rows_at(record: Record, name: str, positions: np.ndarray, unit: int = 1) -> np.ndarray:
+    """Rows of an entry at given positions, exported as position * unit; a later export replaces an earlier one."""
+    rows, held = entry(record, name), entry(record, f"{name}/positions") // unit
+    if len(rows) != len(held):
+        raise ValueError(f"{name} has {len(rows)} rows and {len(held)} positions")
+    place = {int(p): i for i, p in enumerate(held)}
+    missing = [int(p) for p in positions if int(p) not in place]
+    if missing:
+        raise ValueError(f"{name} lacks position {missing[0] * unit}; {len(missing)} of {len(positions)} are missing")
+    return rows[[place[int(p)] for p in positions]]
+
+
+def groups_at(record: Record, name: str, ratio: int, groups: np.ndarray) -> np.ndarray:
+    """Global rows of given groups, with or without positions beside them."""
+    if f"{name}/positions" in record:
+        return rows_at(record, name, groups, ratio)
+    rows = entry(record, name)
+    if len(groups) and len(rows) <= groups[-1]:
+        raise ValueError(f"{name} has {len(rows)} rows, expected {groups[-1] + 1}")
+    return rows[groups]
+
+
 def follow(
     oracle: Oracle,
     record: Record,
     *,
     hit: int | None = None,
+    cached: Record | None = None,
     decoder_start: int | None = None,
     image_mask: np.ndarray | None = None,
     embeddings: np.ndarray | None = None,
@@ -218,8 +232,9 @@ def follow(
 ) -> tuple[Trace, Report]:
     """Runs the oracle along an implementation's record; returns its trace (logits included) and the report.
 
-    hit: length of a prefix hit that was resumed by encoder replay; the record's global rows before it are taken as
-    given. decoder_start: first row that the decoder ran; by default the first with exported experts in the decoder.
+    hit: length of a prefix hit that was resumed by encoder replay; global rows before it are taken as given, out of
+    `cached` (the record of the run that made them) or this record. decoder_start: first row that the decoder ran; by
+    default the first with exported experts in the decoder.
     A record that is incomplete or of wrong shape is a ValueError; a wrong choice is a failure in the report.
     """
     config = oracle.config
@@ -229,8 +244,12 @@ def follow(
     start, replay = 0, None
     if hit is not None:
         start = hit - config.sliding_window
-        sources = config.kv_source_layer_ids
-        replay = Replay(hit, *({s: entry(record, f"{n}/{s}") for s in sources} for n in ("main", "index")))
+        given = {}
+        for kind in ("main", "index"):
+            for source in config.kv_source_layer_ids:
+                ratio, name = config.compress_ratios[source], f"{kind}/{source}"
+                given[kind, source] = groups_at(cached or record, name, ratio, np.arange(hit // ratio))
+        replay = Replay(hit, *({s: given[k, s] for s in config.kv_source_layer_ids} for k in ("main", "index")))
     if decoder_start is None:
         decoder_start = int(entry(record, f"experts/{config.decoder_start_layer}/positions").min())
     trace = oracle.run(tokens, choices, start, max(start, decoder_start), replay, image_mask, embeddings)

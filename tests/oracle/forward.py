@@ -123,7 +123,7 @@ class Oracle:
             streams, pre = mhc.update(streams, y, post, comb), next_pre
 
         trace.final_streams = streams
-        trace.taps = np.concatenate(taps, -1) if taps else None
+        trace.taps = np.concatenate(taps, -1)
         trace.logits_positions = pos
         last = mhc.rms_norm(mhc.mix(streams, pre), weights.plain("norm.weight"), config.rms_norm_eps)
         trace.logits = last @ weights.matrix("head").T

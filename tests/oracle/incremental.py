@@ -45,6 +45,8 @@ class Stepper:
         self.window = [Ring(ring_rows) for _ in range(config.num_hidden_layers)]
         self.tail = {s: Ring(tail_rows or 1 + backtracking) for s in config.kv_source_layer_ids}
         self.main: dict[int, list[np.ndarray]] = {s: [] for s in config.kv_source_layer_ids}
+        self.selected: list[int] = []  # of the newest index source, within one step
+        self.pool: set[int] = set()
         self.index: dict[int, list[np.ndarray]] = {s: [] for s in config.kv_source_layer_ids}
 
     def rollback(self, length: int) -> None:
@@ -62,7 +64,6 @@ class Stepper:
         p = len(self.tokens) - 1
         streams = np.repeat(weights.matrix("embed")[token][None, None], config.hc_mult, axis=1)
         pre = np.eye(1, config.hc_mult)
-        self.selected: list[int] = []
         for layer in range(config.num_hidden_layers):
             if layer in config.engram_layer_ids:
                 rows = self.oracle.hasher.rows(layer, np.array(self.tokens), np.array(self.dead))[-1:]

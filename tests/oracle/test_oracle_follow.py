@@ -1,5 +1,7 @@
 """Follow mode accepts right records, noisy ones included, and refuses every kind of tampering."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,16 @@ def test_accepts_float32_noise_after_a_prefix_hit(oracle, noisy, tokens, record)
     warm = noisy.forward(tokens, decoder_tail=CONFIG.keep_tokens, encoder_replay=Replay.of(cold, hit))
     _, report = oracle.follow(warm.record(), hit=hit)
     assert report.passed, str(report)
+    written = {}  # an engine exports only what it wrote, with the positions of the groups
+    for name in (f"{kind}/{s}" for kind in ("main", "index") for s in CONFIG.kv_source_layer_ids):
+        ratio = CONFIG.compress_ratios[int(name.split("/")[1])]
+        first = hit // ratio
+        written[name] = warm.record()[name][first:]
+        written[f"{name}/positions"] = (first + np.arange(len(written[name]))) * ratio
+    _, partial = oracle.follow(warm.record() | written, hit=hit, cached=cold.record())
+    assert str(partial) == str(report)
+    with pytest.raises(ValueError, match="lacks position 0"):
+        oracle.follow(warm.record() | written, hit=hit)
     _, report = oracle.follow(warm.record() | {"window/2": warm.record()["window/1"]}, hit=hit)
     assert not report.passed
 
@@ -165,6 +177,28 @@ def test_blames_exactly_the_mistakes(oracle, noisy, tokens):
         "window code layer 2 row 7",
     ], str(report)
     assert report.logit_error < 1e-4
+
+
+@pytest.mark.parametrize("cache", ["float", "quantised"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sliding_window", 7),
+        ("rope_theta", 10100),
+        ("compress_rope_theta", 10000),
+        ("rope_factor", 1),
+        ("routed_scaling_factor", 1.49),
+        ("swiglu_limit", 1.0),
+        ("hc_sinkhorn_iters", 2),
+        ("hc_eps", 1e-4),
+        ("engram_pad_token_id", 0),
+        ("candidate_block_size", 5),
+    ],
+)
+def test_rejects_wrong_semantics(oracle, tokens, cache, name, value):
+    wrong = Oracle((replace(CONFIG, **{name: value}), TENSORS), dtype=np.float32)
+    _, report = oracle.follow(wrong.forward(tokens, cache=cache).record())
+    assert not report.passed
 
 
 def test_rejects_nan_codes_and_nan_floats(oracle, noisy, tokens, record):

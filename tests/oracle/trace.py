@@ -32,10 +32,10 @@ class Trace:
     candidates: PerLayer = field(default_factory=dict)
     router: PerLayer = field(default_factory=dict)  # biased scores [T, E]
     experts: PerLayer = field(default_factory=dict)
-    final_streams: np.ndarray | None = None  # [T, n, d] after the last layer
-    taps: np.ndarray | None = None  # [T, taps * d], the drafter's context input
-    logits: np.ndarray | None = None  # [T, V] at `logits_positions`
-    logits_positions: np.ndarray | None = None
+    final_streams: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [T, n, d] after the last layer
+    taps: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [T, taps * d], the drafter's context input
+    logits: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [T, V] at `logits_positions`
+    logits_positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def record(self) -> dict[str, np.ndarray]:
         """The export format that `Oracle.follow` reads."""
