@@ -6,4 +6,5 @@ PYBIND11_MODULE(_native, m) {
   bind_rows(m);
   bind_compressor(m);
   bind_attention(m);
+  bind_indexer(m);
 }

@@ -9,3 +9,4 @@ void bind_norm(pybind11::module_& m);
 void bind_rows(pybind11::module_& m);
 void bind_compressor(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
+void bind_indexer(pybind11::module_& m);

@@ -80,7 +80,8 @@ def _fake(kv, gate, tail, tail_slot, cu_seqlens, start_pos):
 
 register_op(
     "mla_fp4",
-    "compress(Tensor kv, Tensor gate, Tensor(a!) tail, Tensor tail_slot, Tensor cu_seqlens, Tensor start_pos) -> Tensor",
+    "compress(Tensor kv, Tensor gate, Tensor(a!) tail, Tensor tail_slot, Tensor cu_seqlens, Tensor start_pos) "
+    "-> Tensor",
     compress,
     _fake,
 )

@@ -26,8 +26,8 @@ def compress(
             before = tail[slot, (start - 1) % ring]
             values, gates = torch.cat([before[1:2], values]), torch.cat([before[0:1], gates])
         pairs = values.shape[0] // 2
-        weights = torch.softmax(gates[: 2 * pairs].view(pairs, 2, -1), dim=1)
-        pooled.append((weights * values[: 2 * pairs].view(pairs, 2, -1)).sum(1))
+        weights = torch.softmax(gates[: 2 * pairs].view(pairs, 2, kv.shape[1]), dim=1)
+        pooled.append((weights * values[: 2 * pairs].view(pairs, 2, kv.shape[1])).sum(1))
         last = torch.arange(max(0, n - ring), n)
         tail[slot, (start + last) % ring] = torch.stack([gate[rows][last], kv[rows][last]], dim=1)
     return torch.cat(pooled)

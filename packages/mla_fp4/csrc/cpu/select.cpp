@@ -1,0 +1,157 @@
+// A rising threshold over a candidate list.
+//
+// Scores become unsigned integers of the same order. The scan keeps those above a threshold, in index order. When
+// the list is full, a search over the bits of the k-th largest cuts it back to k and raises the threshold. A later
+// score equal to the k-th cannot displace an earlier one, so `above` is strict. Work: one pass, plus a cut for each
+// (capacity - k) candidates, so linear in n for every order of the scores.
+#include "cpu/select.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "kernel_core/simd.hpp"
+
+namespace mla_fp4 {
+namespace KERNEL_CORE_ISA {
+
+using namespace kernel_core::KERNEL_CORE_ISA;
+
+namespace {
+
+constexpr int kBlock = 64;
+constexpr uint32_t kLowest = 0x007FFFFF;  // of -inf, and of NaN
+
+// Same order as the float; both zeros are one number
+inline uint32_t order(float score) {
+  const uint32_t bits = bit_cast<uint32_t>(score + 0.0f);
+  const uint32_t flipped = bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+  return (bits & 0x7FFFFFFFu) > 0x7F800000u ? kLowest : flipped;
+}
+
+struct Candidates {
+  std::vector<uint32_t> keys;
+  std::vector<int32_t> indices;
+  int64_t count = 0;
+  uint32_t threshold = 0;  // below every order()
+
+  void reset(int64_t capacity) {
+    keys.resize(static_cast<size_t>(capacity + kBlock));
+    indices.resize(keys.size());
+    count = 0;
+    threshold = 0;
+  }
+};
+
+#if defined(KERNEL_CORE_ISA_avx512)
+
+// n <= kBlock scores from index `first` on
+inline void append(Candidates& c, const float* scores, int64_t first, int n) {
+  const __m512i threshold = _mm512_set1_epi32(static_cast<int>(c.threshold));
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 valid = F32::mask(n - i);
+    const __m512 score = _mm512_add_ps(_mm512_maskz_loadu_ps(valid, scores + i), _mm512_setzero_ps());
+    const __m512i bits = _mm512_castps_si512(score);
+    const __m512i sign = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(static_cast<int>(0x80000000)));
+    const __m512i key = _mm512_mask_mov_epi32(
+        _mm512_xor_si512(bits, sign), _mm512_cmp_ps_mask(score, score, _CMP_UNORD_Q), _mm512_set1_epi32(kLowest));
+    const __mmask16 taken = _mm512_mask_cmpgt_epu32_mask(valid, key, threshold);
+    if (!taken) continue;
+    _mm512_mask_compressstoreu_epi32(c.keys.data() + c.count, taken, key);
+    _mm512_mask_compressstoreu_epi32(c.indices.data() + c.count, taken,
+                                     _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first + i))));
+    c.count += __builtin_popcount(taken);
+  }
+}
+
+#else
+
+inline void append(Candidates& c, const float* scores, int64_t first, int n) {
+  uint32_t keys[kBlock], top = 0;
+  for (int i = 0; i < n; ++i) {
+    keys[i] = order(scores[i]);
+    top = std::max(top, keys[i]);
+  }
+  if (top <= c.threshold) return;
+  for (int i = 0; i < n; ++i) {
+    if (keys[i] <= c.threshold) continue;
+    c.keys[static_cast<size_t>(c.count)] = keys[i];
+    c.indices[static_cast<size_t>(c.count++)] = static_cast<int32_t>(first) + i;
+  }
+}
+
+#endif
+
+inline int64_t count_from(const uint32_t* keys, int64_t n, uint32_t bound) {
+  int32_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += keys[i] >= bound;
+  return count;
+}
+
+// Keeps the k largest keys, of equal ones the earlier, in order. count > k before, == k after.
+void cut(Candidates& c, int64_t k) {
+  uint32_t all = ~0u, any = 0;
+  for (int64_t i = 0; i < c.count; ++i) {
+    all &= c.keys[static_cast<size_t>(i)];
+    any |= c.keys[static_cast<size_t>(i)];
+  }
+  uint32_t bound = 0;  // largest number found so far that at least k keys reach
+  int64_t reached = c.count;
+  for (uint32_t bit = 0x80000000u; bit && reached != k; bit >>= 1) {
+    if (all & bit) {
+      bound |= bit;  // in every key
+    } else if (any & bit) {
+      const int64_t more = count_from(c.keys.data(), c.count, bound | bit);
+      if (more >= k) {
+        bound |= bit;
+        reached = more;
+      }
+    }
+  }
+  // All `reached` keys from `bound` on stay, but for the last `surplus` that equal it. With no surplus the true k-th
+  // key may be above `bound`: a lower threshold lets in more, never fewer.
+  int64_t equal = k;
+  if (reached > k) equal = k - (bound == ~0u ? 0 : count_from(c.keys.data(), c.count, bound + 1));
+  int64_t kept = 0;
+  for (int64_t i = 0; i < c.count; ++i) {
+    const uint32_t key = c.keys[static_cast<size_t>(i)];
+    if (key < bound || (key == bound && equal-- <= 0)) continue;
+    c.keys[static_cast<size_t>(kept)] = key;
+    c.indices[static_cast<size_t>(kept++)] = c.indices[static_cast<size_t>(i)];
+  }
+  c.count = kept;
+  c.threshold = reached > k ? bound : bound - 1;
+}
+
+}  // namespace
+
+int64_t select_top(const float* scores, int64_t n, int64_t k, int32_t* out) {
+  if (n <= k) {
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int32_t>(i);
+    return n;
+  }
+  if (k <= 0) return 0;
+  static thread_local Candidates c;
+  const int64_t capacity = std::max<int64_t>(4 * k, 1024);
+  c.reset(capacity);
+  for (int64_t i = 0; i < n; i += kBlock) {
+    append(c, scores + i, i, static_cast<int>(std::min<int64_t>(kBlock, n - i)));
+    if (c.count > capacity) cut(c, k);
+  }
+  if (c.count > k) cut(c, k);
+  std::copy_n(c.indices.data(), k, out);
+  return k;
+}
+
+void block_maxima(const float* scores, int64_t n, int64_t block, float* best) {
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t end = std::min(begin + block, n);
+    float top = -std::numeric_limits<float>::infinity();
+    for (int64_t i = begin; i < end; ++i) top = scores[i] > top ? scores[i] : top;  // false for NaN
+    *best++ = top;
+  }
+}
+
+}  // namespace KERNEL_CORE_ISA
+}  // namespace mla_fp4
