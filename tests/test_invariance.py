@@ -70,7 +70,9 @@ def test_chunk_sizes_with_production_rows(mini, mode, chunk):
 def test_bounded_prefill_differs_from_exact_only_beyond_its_reach(nano):
     keep = nano.config.keep_tokens
     short, long = prompt_for(nano, keep), prompt_for(nano, 8 * keep)
-    assert logits_of(nano, short, 512, decoder_prefill="bounded").equal(logits_of(nano, short, 512, decoder_prefill="exact"))
+    assert logits_of(nano, short, 512, decoder_prefill="bounded").equal(
+        logits_of(nano, short, 512, decoder_prefill="exact")
+    )
     assert not logits_of(nano, long, 512, decoder_prefill="bounded").equal(
         logits_of(nano, long, 512, decoder_prefill="exact")
     )

@@ -1,6 +1,6 @@
 """What a judge needs to see of a forward pass: cache bytes and every discrete choice.
 
-Keys are `kind/layer` (and `logits`); each comes with `kind/layer/positions`, except global rows, which stand in group
+Keys are `kind/layer` (and `tokens`, `logits`); each comes with `kind/layer/positions`, except global rows, which stand in group
 order. Rows of several steps are joined by `export`. One recorder follows one request.
 """
 
@@ -12,8 +12,8 @@ import torch
 class Recorder:
     """Collects rows of one request over the steps of a run.
 
-    Kinds: `window`, `topk`, `candidates`, `experts` (per computed row), `main`, `index` (per written group) and
-    `logits`.
+    Kinds: `tokens` and, by layer, `window`, `topk`, `candidates`, `experts` (per computed row), `main`, `index` (per
+    written group, at the position of its first token), and `logits`.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,8 @@ class Recorder:
             if key.endswith("/positions"):
                 continue
             positions = torch.cat(self._rows[f"{key}/positions"])
-            width = max(r.shape[1] for r in rows)
-            padded = [torch.nn.functional.pad(r, (0, width - r.shape[1]), value=-1) for r in rows]
             order = torch.argsort(positions, stable=True)
-            joined[key] = torch.cat(padded)[order]
+            joined[key] = torch.cat(rows)[order]
             joined[f"{key}/positions"] = positions[order]
         return joined
 

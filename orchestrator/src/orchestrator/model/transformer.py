@@ -53,6 +53,8 @@ class Transformer:
             ratio: self.rope_compressed.rows(at, batch.highest) for ratio, at in batch.group_positions.items()
         }
         selection = Selection()
+        if recorder is not None:
+            recorder.add("tokens", batch.tokens, rows.positions, rows.owner)
         for layer, weights in enumerate(self.weights.layers):
             if layer in self.engram:
                 self.engram[layer](streams.settle(), look)
