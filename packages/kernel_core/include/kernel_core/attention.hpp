@@ -31,7 +31,7 @@ class TileAttention {
 
   const float* window_key(const AttentionArgs& a, const Tile& tile, int64_t position) {
     if (!a.packed) return reinterpret_cast<const float*>(window_row(a, tile.request, position));
-    float* keys = window_.reserve(0);
+    float* keys = window_.data();
     for (; decoded_ <= position; ++decoded_)
       decode_window_row_fast(window_row(a, tile.request, decoded_), keys + (decoded_ - origin_) * a.dim, a.dim);
     return keys + (position - origin_) * a.dim;

@@ -48,8 +48,7 @@ inline F32 decode_e4m3_vec(const uint8_t* p) {
 inline F32 decode_e2m1_vec(const uint8_t* p) {
   const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   const __m128i nibble = _mm_set1_epi8(0x0F);
-  const __m128i codes =
-      _mm_unpacklo_epi8(_mm_and_si128(b, nibble), _mm_and_si128(_mm_srli_epi16(b, 4), nibble));
+  const __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(b, nibble), _mm_and_si128(_mm_srli_epi16(b, 4), nibble));
   return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), _mm512_load_ps(kE2M1))};
 }
 
@@ -59,8 +58,7 @@ inline F32 decode_e4m3_vec(const uint8_t* p) {
   const __m128i b = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m128i magnitude = _mm_and_si128(b, _mm_set1_epi16(0x7F));
   const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F));
-  __m128i half =
-      _mm_or_si128(_mm_slli_epi16(magnitude, 7), _mm_slli_epi16(_mm_and_si128(b, _mm_set1_epi16(0x80)), 8));
+  __m128i half = _mm_or_si128(_mm_slli_epi16(magnitude, 7), _mm_slli_epi16(_mm_and_si128(b, _mm_set1_epi16(0x80)), 8));
   half = _mm_blendv_epi8(half, _mm_set1_epi16(0x7E00), nan);
   return {_mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f))};
 }
@@ -70,8 +68,7 @@ inline F32 decode_e2m1_vec(const uint8_t* p) {
   std::memcpy(&word, p, 4);
   const __m128i b = _mm_cvtsi32_si128(static_cast<int>(word));
   const __m128i nibble = _mm_set1_epi8(0x0F);
-  const __m128i bytes =
-      _mm_unpacklo_epi8(_mm_and_si128(b, nibble), _mm_and_si128(_mm_srli_epi16(b, 4), nibble));
+  const __m128i bytes = _mm_unpacklo_epi8(_mm_and_si128(b, nibble), _mm_and_si128(_mm_srli_epi16(b, 4), nibble));
   const __m256i codes = _mm256_cvtepu8_epi32(bytes);
   const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_load_ps(kE2M1), codes);  // uses the low 3 bits
   const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
@@ -107,8 +104,7 @@ inline void decode_main_row(const uint8_t* row, float* out, int64_t n) {
 #if defined(KERNEL_CORE_ISA_scalar)
     for (int64_t i = g * 16; i < g * 16 + 16; ++i) out[i] = kE2M1[(row[i / 2] >> (i % 2 * 4)) & 15] * scale.v;
 #else
-    for (int64_t i = g * 16; i < g * 16 + 16; i += F32::width)
-      (decode_e2m1_vec(row + i / 2) * scale).store(out + i);
+    for (int64_t i = g * 16; i < g * 16 + 16; i += F32::width) (decode_e2m1_vec(row + i / 2) * scale).store(out + i);
 #endif
   }
 }
@@ -131,8 +127,7 @@ inline void decode_mxfp4_row(const uint8_t* codes, const uint8_t* scales, float*
 #if defined(KERNEL_CORE_ISA_scalar)
     for (int64_t i = g * 32; i < g * 32 + 32; ++i) out[i] = kE2M1[(codes[i / 2] >> (i % 2 * 4)) & 15] * scale.v;
 #else
-    for (int64_t i = g * 32; i < g * 32 + 32; i += F32::width)
-      (decode_e2m1_vec(codes + i / 2) * scale).store(out + i);
+    for (int64_t i = g * 32; i < g * 32 + 32; i += F32::width) (decode_e2m1_vec(codes + i / 2) * scale).store(out + i);
 #endif
   }
 }

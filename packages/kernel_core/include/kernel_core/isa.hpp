@@ -51,8 +51,8 @@ inline bool cpu_has_amx_bf16() {
 inline Isa detect_isa() {
 #if KERNEL_CORE_X86
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (avx512 && cpu_has_amx_bf16()) return Isa::amx;
@@ -84,8 +84,8 @@ inline void limit_isa(const std::string& name) {
     detail::isa_slot().store(static_cast<int>(best));
     return;
   }
-  throw std::invalid_argument("isa '" + name + "' is not available here; the best of this CPU is '" +
-                              isa_name(best) + "'");
+  throw std::invalid_argument("isa '" + name + "' is not available here; the best of this CPU is '" + isa_name(best) +
+                              "'");
 }
 
 // The compiled copies of one function. A missing copy (nullptr) falls back to the level below it.

@@ -136,9 +136,7 @@ inline F32 abs(F32 a) { return {std::fabs(a.v)}; }
 inline F32 sqrt(F32 a) { return {std::sqrt(a.v)}; }
 inline float reduce_add(F32 a) { return a.v; }
 inline float reduce_max(F32 a) { return a.v; }
-inline F32 exp2_int(F32 n) {
-  return {bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v) + 127) << 23)};
-}
+inline F32 exp2_int(F32 n) { return {bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v) + 127) << 23)}; }
 inline F32 round(F32 a) { return {std::nearbyint(a.v)}; }
 inline F32 zero_below(F32 x, F32 limit, F32 y) { return {x.v < limit.v ? 0.0f : y.v}; }
 

@@ -30,6 +30,7 @@ class Scratch {
     }
     return data_.get();
   }
+  T* data() const { return data_.get(); }
 
  private:
   struct Free {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -71,7 +72,7 @@ def ledger_row(
 
 
 def cpu_versions() -> dict[str, object]:
-    """What ran: libraries, processor, instruction set and threads."""
+    """What ran: libraries, processor, instruction set, threads, and the load average of the machine."""
     from kernel_core import _native
 
     return {
@@ -81,6 +82,7 @@ def cpu_versions() -> dict[str, object]:
         "cpu": _cpu_name(),
         "isa": _native.isa(),
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 

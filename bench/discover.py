@@ -1,0 +1,81 @@
+"""Finding benches: every `bench/bench_*.py` of a package, loaded from its file."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_core.bench import Bench, Case, source_digest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A bench and the folder of the package that it came from."""
+
+    bench: Bench
+    package: Path
+
+    def digest(self) -> str:
+        """Fingerprint of the op's sources as they are now."""
+        return source_digest(self.package, self.bench.sources)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What discovery saw; `errors` maps a file to the reason why it could not be loaded."""
+
+    entries: tuple[Entry, ...]
+    errors: dict[str, str]
+
+    def cases(self) -> Iterator[tuple[Entry, Case]]:
+        """Every case with its entry, in file order."""
+        for entry in self.entries:
+            for case in entry.bench.cases:
+                yield entry, case
+
+
+def discover(root: Path = ROOT) -> Found:
+    """Load the benches below `packages/` and `orchestrator/`; a broken file does not hide the others."""
+    entries: list[Entry] = []
+    errors: dict[str, str] = {}
+    for path in sorted([*root.glob("packages/*/bench/bench_*.py"), *root.glob("orchestrator/bench/bench_*.py")]):
+        package = path.parents[1]
+        try:
+            entries += [Entry(bench, package) for bench in _load(path)]
+        except Exception as error:  # any error of a foreign file, to be shown beside its name
+            errors[path.relative_to(root).as_posix()] = f"{type(error).__name__}: {error}"
+    return Found(tuple(entries), errors)
+
+
+def select(found: Found, names: Sequence[str]) -> list[tuple[Entry, Case]]:
+    """Cases whose package, op, op without package, or point matches one of `names` (shell patterns allowed).
+
+    Raises `ValueError` for a name that matches nothing.
+    """
+    for name in names:
+        if not any(_matches(name, entry, case) for entry, case in found.cases()):
+            known = sorted({entry.bench.op for entry in found.entries})
+            raise ValueError(f"name: got {name!r}, allowed are a package, an op or a point; ops: {', '.join(known)}")
+    return [(e, c) for e, c in found.cases() if not names or any(_matches(name, e, c) for name in names)]
+
+
+def _matches(name: str, entry: Entry, case: Case) -> bool:
+    op = entry.bench.op
+    return any(fnmatch.fnmatchcase(known, name) for known in (op, op.split(".")[-1], op.split(".")[0], case.point))
+
+
+def _load(path: Path) -> Sequence[Bench]:
+    spec = importlib.util.spec_from_file_location(f"bench_of_{path.parents[1].name}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    benches = getattr(module, "BENCHES", None)
+    if not isinstance(benches, (list, tuple)) or not all(isinstance(bench, Bench) for bench in benches):
+        raise ValueError("BENCHES: got " + type(benches).__name__ + ", allowed is a list of kernel_core.bench.Bench")
+    return benches

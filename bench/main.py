@@ -1,0 +1,182 @@
+"""The command line of the runner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import kernel_core
+from bench import format, ledger, report, tables
+from bench.discover import ROOT, Entry, Found, discover, select
+from bench.status import CURRENT, STALE, states
+from kernel_core.bench import Case, append_row, ceilings, run_case
+
+COMMANDS = ("run", "list", "status", "tables")
+_EXAMPLES = """\b
+Examples:
+  fathom bench list                          what can be run
+  fathom bench mla_fp4                       every op of a package
+  fathom bench index_topk 'mla_decode_*'     an op, and points by pattern
+  fathom bench mega_moe --budget 5 --threads 1 --dry-run
+  fathom bench status                        rows older than the sources
+  fathom bench tables --write                refresh docs and READMEs
+"""
+
+app = typer.Typer(help="Time kernels beside their reference and against measured ceilings.", add_completion=False,
+                  rich_markup_mode=None, epilog=_EXAMPLES)  # fmt: skip
+console = Console()
+
+
+def run(argv: Sequence[str]) -> int:
+    """Entry for other programs: the exit status. A first word that is no command means `run`."""
+    args = list(argv)
+    if not args:
+        args = ["--help"]
+    elif not args[0].startswith("-") and args[0] not in COMMANDS:
+        args.insert(0, "run")
+    try:
+        return app(args, prog_name="fathom bench", standalone_mode=False) or 0
+    except typer.Exit as error:
+        return error.exit_code
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        console.print(f"fathom bench: {error.format_message()}", style="red", markup=False, highlight=False)
+        return getattr(error, "exit_code", 2)
+
+
+@app.command("run")
+def run_command(
+    names: Annotated[list[str] | None, typer.Argument(help="packages, ops or points; patterns allowed")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="run every case")] = False,
+    out: Annotated[Path, typer.Option(help="ledger file that rows are added to")] = ledger.RESULTS / "cpu.jsonl",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="do not write the ledger")] = False,
+    budget: Annotated[float, typer.Option(help="seconds of timing a case", min=0)] = 2.0,
+    threads: Annotated[int | None, typer.Option(help="threads of kernels and reference", min=1)] = None,
+    isa: Annotated[str | None, typer.Option(help="use at most scalar, avx2, avx512 or amx")] = None,
+) -> None:
+    """Time cases, print a table, add rows to the ledger."""
+    found = _discover()
+    if not names and not everything:
+        raise typer.BadParameter("name a package, an op or a point, or ask for --all; `list` shows what there is")
+    try:
+        chosen = select(found, names or [])
+        limit = kernel_core.limit_isa(isa) if isa else contextlib.nullcontext()
+        with limit:
+            rows, failed = _run(chosen, budget, threads, f"cpu-{isa}" if isa else "cpu", None if dry_run else out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    report.results(console, rows)
+    if rows:
+        report.ceilings(console, rows[0])
+        console.print("not written" if dry_run else f"{len(rows)} rows added to {out}", highlight=False)
+    if failed or found.errors:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_command() -> None:
+    """Show every op and its points."""
+    found = _discover()
+    table = Table("op", "point", "shape")
+    for entry, case in found.cases():
+        table.add_row(entry.bench.op, case.point, format.shape(case.shape))
+    console.print(table)
+    if found.errors:
+        raise typer.Exit(1)
+
+
+@app.command("status")
+def status_command(
+    check: Annotated[bool, typer.Option("--check", help="exit with 1 when a row is stale")] = False,
+    results: Annotated[Path, typer.Option(help="folder of the ledger")] = ledger.RESULTS,
+) -> None:
+    """Name every row whose sources have changed since, and every case without a row."""
+    found = _discover()
+    stale = 0
+    for device, rows in {"cpu": [], **ledger.load(results)}.items():
+        table = Table("op", "point", "state", "measured", title=f"{device}.jsonl", title_justify="left")
+        all_states = states(found, rows, missing=device == "cpu")
+        for state in all_states:
+            if state.state != CURRENT:
+                table.add_row(state.op, state.point, state.state, state.date)
+        current = sum(state.state == CURRENT for state in all_states)
+        stale += sum(state.state == STALE for state in all_states)
+        if table.row_count:
+            console.print(table)
+        console.print(f"{device}: {current} of {len(all_states)} points are current", highlight=False)
+    if check and stale:
+        raise typer.Exit(1)
+
+
+@app.command("tables")
+def tables_command(
+    write: Annotated[bool, typer.Option("--write", help="rewrite the documents")] = False,
+) -> None:
+    """Compare the tables of docs and READMEs with the ledger; rewrite them with --write."""
+    ledgers = ledger.load()
+    different = []
+    for path in tables.documents():
+        text = path.read_text(encoding="utf-8")
+        made = tables.regenerate(text, ledgers)
+        if made != text:
+            different.append(path.relative_to(ROOT).as_posix())
+            if write:
+                path.write_text(made, encoding="utf-8")
+    verb = "rewritten" if write else "differ from the ledger"
+    console.print(f"{verb}: {', '.join(different)}" if different else "all tables match the ledger", highlight=False)
+    if different and not write:
+        raise typer.Exit(1)
+
+
+def _discover() -> Found:
+    found = discover()
+    for name, reason in found.errors.items():
+        console.print(f"{name} could not be loaded: {reason}", style="red", markup=False, highlight=False)
+    return found
+
+
+def _run(
+    chosen: Sequence[tuple[Entry, Case]], budget: float, threads: int | None, backend: str, out: Path | None
+) -> tuple[list[ledger.Row], int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    rows: list[ledger.Row] = []
+    failed = 0
+    try:
+        _warn_when_busy()
+        with console.status("measuring the ceilings of this machine"):
+            rates = ceilings()
+        for number, (entry, case) in enumerate(chosen, 1):
+            with console.status(f"{number}/{len(chosen)} {entry.bench.op} {case.point}"):
+                try:
+                    row = run_case(entry.bench, case, package=entry.package, ceilings=rates, budget_s=budget,
+                                   backend=backend)  # fmt: skip
+                except Exception as error:  # the others still run
+                    failed += 1
+                    console.print(f"{case.point} failed: {type(error).__name__}: {error}", style="red", markup=False)
+                    continue
+            rows.append(row)
+            if out is not None:
+                append_row(out, row)
+    finally:
+        torch.set_num_threads(before)
+    return rows, failed
+
+
+def _warn_when_busy() -> None:
+    """Other programs make every figure of the run worthless; the ledger keeps the load beside the row."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 0.5 * cores:
+        console.print(f"other programs are running here (load {load:.1f} on {cores} cores): times will be too long",
+                      style="yellow", highlight=False)  # fmt: skip
