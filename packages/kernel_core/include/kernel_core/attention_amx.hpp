@@ -67,8 +67,8 @@ class AmxTileAttention {
     uint32_t odd = 0;
     for (int64_t i = 0; i < kBlockKeys; ++i) odd |= static_cast<uint32_t>(!key(i)) << i;
     value_form(keys, values, dim_);
-    for (int64_t i = 0; odd >> i; ++i)
-      if (odd >> i & 1) erase_value(values, i, dim_);
+    for (int64_t i = 0; odd != 0; ++i, odd >>= 1)
+      if (odd & 1) erase_value(values, i, dim_);
   }
 
   int64_t decode_selected(const AttentionArgs& a, int64_t request, int64_t row) {

@@ -6,8 +6,6 @@ even code. The sign of an input is kept when its magnitude rounds to zero.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernel_core import check
@@ -34,7 +32,7 @@ def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Values (float32) of codes 0..15 (uint8); higher bits are an error of the caller and are ignored."""
-    return _e2m1_table(codes.device)[(codes & 15).long()]
+    return torch.tensor(_E2M1, dtype=torch.float32, device=codes.device)[(codes & 15).long()]
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
@@ -77,8 +75,3 @@ def decode_ue8m0(codes: torch.Tensor) -> torch.Tensor:
     code = codes.view(torch.uint8).to(torch.int32)
     bits = torch.where(code == 0, torch.full_like(code, 0x00400000), code << 23)
     return torch.where(code == 255, torch.full_like(code, 0x7FC00000), bits).view(torch.float32)
-
-
-@functools.lru_cache
-def _e2m1_table(device: torch.device) -> torch.Tensor:
-    return torch.tensor(_E2M1, dtype=torch.float32, device=device)
