@@ -51,7 +51,12 @@ def init_checkpoint(
     if tokenizer is not None and config.engram_layer_ids:
         size = compressed_vocab_size(tokenizer, config.vocab_size)
         config = replace(config, engram_compressed_vocab_size=size)
-    write_checkpoint(path, config, RandomWeights(config, seed), placement=placement, overwrite=overwrite)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # drawing is serial, and on a busy machine thousands of small parallel steps only wait
+    try:
+        write_checkpoint(path, config, RandomWeights(config, seed), placement=placement, overwrite=overwrite)
+    finally:
+        torch.set_num_threads(threads)
     return config
 
 
@@ -90,6 +95,8 @@ def _rules(config: ModelConfig) -> list[tuple[str, Draw]]:
         (r"hc_\w+_base$", lambda generator, shape: _hc_base(config, generator)),
         (r"hc_\w+_scale$", lambda generator, shape: np.exp(0.2 * generator.standard_normal(shape)) * 0.3),
         (r"^embed\.weight$|^image_|\.engram\.embed$|markov_head\.embed", _normal(1.0)),
+        (r"experts\.(\d+\.)?w[13]$", _expert_input),
+        (r"experts\.(\d+\.)?w2$", lambda generator, shape: 0.5 * _matrix(generator, shape)),
         (r"", _matrix),
     ]
 
@@ -111,6 +118,13 @@ def _matrix(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
     flat = values.reshape(-1)
     count = len(flat) // _OUTLIER_EVERY
     flat[generator.integers(0, len(flat), count)] *= np.float32(_OUTLIER)
+    return values
+
+
+def _expert_input(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """As `_matrix`, with one row in 32 six times as large: there `swiglu_limit` takes effect now and then."""
+    values = _matrix(generator, shape)
+    values[generator.integers(32) % shape[0] :: 32] *= np.float32(6.0)
     return values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernel_core.check import require
-from kernel_core.formats import quantize_fp8_block, quantize_fp8_rows, quantize_mxfp4
+from kernel_core.native_formats import quantize_fp8_block, quantize_fp8_rows, quantize_mxfp4
 from orchestrator.model.checkpoint.specs import Stored
 
 
