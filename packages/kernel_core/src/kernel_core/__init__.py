@@ -2,7 +2,7 @@
 
 import torch  # noqa: F401  (first, so that one OpenMP runtime is mapped)
 
-from kernel_core import _native as _native
+import kernel_core._native as _native
 from kernel_core.backend import (
     available_isas,
     limit_isa,
