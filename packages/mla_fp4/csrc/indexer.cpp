@@ -203,15 +203,15 @@ void publish_row(const float* scores, int64_t visible, int64_t block, int64_t pu
 void index_topk(const IndexArgs& a, const CandidateArgs& c, int64_t k, int32_t* out, int64_t publish,
                 int32_t* published) {
   check(a);
-  if (c.blocks) check(c, a.rows);
+  if (c.given()) check(c, a.rows);
   const Kernel kernel = pick_kernel(a);
-  std::vector<Group> groups = group_rows(a, c.blocks ? 1 : rows_together(a));
-  if (c.blocks)
+  std::vector<Group> groups = group_rows(a, c.given() ? 1 : rows_together(a));
+  if (c.given())
     for (Group& g : groups) g.keys = expand(c, g.row, a.visible[g.row], [](int32_t) {});
   const auto select = KERNEL_CORE_PICK(select_top);
   in_rounds(groups, kernel, a, [&](Group* round, int64_t count, int64_t floats) {
     float* buffer = scratch<float, 2>(floats);
-    if (c.blocks) {
+    if (c.given()) {
       int32_t* next = scratch<int32_t, 3>(floats);
       for (int64_t i = 0; i < count; ++i) {
         round[i].positions = next;

@@ -20,9 +20,11 @@ struct IndexArgs {
 };
 
 struct CandidateArgs {
-  const int32_t* blocks;  // [rows, width] ascending, -1 at the end; null: every visible position
-  int64_t width;
-  int64_t block;  // positions in a candidate block
+  const int32_t* blocks;  // [rows, width] ascending, -1 at the end
+  int64_t width;          // -1: no restriction, every visible position is scored
+  int64_t block;          // positions in a candidate block
+
+  bool given() const { return width >= 0; }
 };
 
 // out [rows, k] and, with publish > 0, published [rows, publish]

@@ -114,7 +114,7 @@ def index_topk(
     native.index_topk(
         *_native_args(*arguments),
         0 if candidates is None else candidates.data_ptr(),
-        0 if candidates is None else candidates.shape[1],
+        -1 if candidates is None else candidates.shape[1],
         candidate_block,
         k,
         indices.data_ptr(),

@@ -68,7 +68,7 @@ def select_top(scores: torch.Tensor, counts: torch.Tensor, k: int) -> torch.Tens
     NaN ranks as -inf. Rows with fewer entries end in -1.
     """
     rows, width = scores.shape
-    if width == 0:
+    if width == 0 or k == 0:
         return torch.full((rows, k), -1, dtype=torch.int32)
     ranked = torch.where(scores.isnan(), _NEVER, scores)
     present = torch.arange(width) < counts.unsqueeze(1)
