@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 import kernel_core
-from bench import format, ledger, report, tables
+from bench import format, gate, ledger, report, tables
 from bench.discover import ROOT, Entry, Found, discover, select
 from bench.status import CURRENT, STALE, states
 from kernel_core.bench import Case, append_row, ceilings, run_case
 
-COMMANDS = ("run", "list", "status", "tables")
+COMMANDS = ("run", "list", "status", "tables", "plot")
 _EXAMPLES = """\b
 Examples:
   fathom bench list                          what can be run
@@ -63,10 +63,14 @@ def run_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="do not write the ledger")] = False,
     budget: Annotated[float, typer.Option(help="seconds of timing a case", min=0)] = 2.0,
     threads: Annotated[int | None, typer.Option(help="threads of kernels and reference", min=1)] = None,
+    gated: Annotated[
+        bool, typer.Option("--gate", help="exit with 1 when a point is slower than in the ledger")
+    ] = False,
     isa: Annotated[str | None, typer.Option(help="use at most scalar, avx2, avx512 or amx")] = None,
 ) -> None:
     """Time cases, print a table, add rows to the ledger."""
     found = _discover()
+    past = ledger.load(out.parent).get(out.stem, [])
     if not names and not everything:
         raise typer.BadParameter("name a package, an op or a point, or ask for --all; `list` shows what there is")
     try:
@@ -80,7 +84,10 @@ def run_command(
     if rows:
         report.ceilings(console, rows[0])
         console.print("not written" if dry_run else f"{len(rows)} rows added to {out}", highlight=False)
-    if failed or found.errors:
+    slower = gate.regressions(rows, past) if gated else []
+    for sentence in slower:
+        console.print(sentence, style="red", markup=False, highlight=False)
+    if failed or slower or found.errors:
         raise typer.Exit(1)
 
 
@@ -137,6 +144,21 @@ def tables_command(
     console.print(f"{verb}: {', '.join(different)}" if different else "all tables match the ledger", highlight=False)
     if different and not write:
         raise typer.Exit(1)
+
+
+@app.command("plot")
+def plot_command(
+    out: Annotated[Path, typer.Argument(help="picture to write: .png, .svg or .pdf")],
+    device: Annotated[str, typer.Option(help="ledger to draw")] = "cpu",
+) -> None:
+    """Draw how near each point is to its bound. Needs matplotlib."""
+    from bench import plot
+
+    try:
+        plot.draw(ledger.load().get(device, []), device, out)
+    except (ValueError, ImportError) as error:
+        raise typer.BadParameter(str(error)) from error
+    console.print(f"written: {out}", highlight=False)
 
 
 def _discover() -> Found:
