@@ -124,6 +124,7 @@ REFUSED = [
     ("text_config.index_k_source_layer_ids", [2], r"text_config\.index_k_source_layer_ids: got \[2\]"),
     ("text_config.rope_scaling.rope_type", "linear", r"rope_scaling\.rope_type: got 'linear', allowed is 'yarn'"),
     ("text_config.rope_scaling.mscale", 1.0, r"rope_scaling\.mscale: got a setting that is not implemented"),
+    ("text_config.dtype", "float32", r"text_config\.dtype: got 'float32', allowed is 'bfloat16'"),
     ("text_config.new_mechanism", 1, r"text_config\.new_mechanism: got a setting that is not implemented"),
     ("text_config.hidden_size", 5120.0, r"hidden_size: got 5120\.0, allowed is an integer"),
     ("text_config.compress_ratios", 2, r"compress_ratios: got 2, allowed is a list of integers"),

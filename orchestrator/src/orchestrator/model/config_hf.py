@@ -215,9 +215,10 @@ def _text_numbers(text: dict[str, Any]) -> dict[str, Any]:
             numbers[key] = tuple(value) if isinstance(value, list) else value
     for key, value in _SWITCHES.items():
         _expect(f"text_config.{key}", text.get(key, value), value)
+    _expect("text_config.dtype", text.get("dtype", "bfloat16"), "bfloat16")
     index_k = text.get("index_k_source_layer_ids", text.get("kv_source_layer_ids"))
     _expect("text_config.index_k_source_layer_ids", index_k, text.get("kv_source_layer_ids"))
-    known = set(_TEXT) | set(_SWITCHES) | set(_ROOT_IDS) | {"index_k_source_layer_ids", "dtype", "draft_length"}
+    known = set(_TEXT) | set(_SWITCHES) | set(_ROOT_IDS) | {"index_k_source_layer_ids", "dtype"}
     _refuse_unknown("text_config", text, known)
     for key in _ROOT_IDS:
         if text.get(key) is not None:

@@ -105,8 +105,10 @@ class _Taker:
                 name = f"{prefix}.{expert}.{part}.{kind}"
                 self.left.discard(name)
                 self.checkpoint.read_into(name, piece)
-                if kind == "scale":
-                    self._check_scale(name, piece)
+        if kind == "scale" and bool((out == NAN_SCALE).any()):
+            for expert, slot in enumerate(out):
+                for part, piece in zip(parts, slot.split(rows), strict=True):
+                    self._check_scale(f"{prefix}.{expert}.{part}.{kind}", piece)
         return out
 
     def check_all_taken(self) -> None:
