@@ -22,15 +22,17 @@ def draw(rows: Sequence[Row], device: str, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 1 + 0.28 * len(shown)), sharey=True)
-    names = [f"{row['op'].split('.')[-1]}  {row['point']}" for row in shown]
-    left.barh(names, [row["fraction"] for row in shown], color="#2b6cb0")
+    places = range(len(shown))
+    labels = [row["point"] + ("" if row["backend"] == device else f" ({row['backend']})") for row in shown]
+    left.set_yticks(places, [f"{row['op'].split('.')[-1]}  {label}" for row, label in zip(shown, labels, strict=True)])
+    left.barh(places, [row["fraction"] for row in shown], color="#2b6cb0")
     left.axvline(1, color="black", linewidth=0.8)
     left.set_xlabel("bound / time (1 is the measured ceiling)")
     references = [reference_us(row) for row in shown]
     faster = [
         reference / row["median_us"] if reference else 0 for row, reference in zip(shown, references, strict=True)
     ]
-    right.barh(names, faster, color="#718096")
+    right.barh(places, faster, color="#718096")
     right.set_xlabel("times faster than the PyTorch reference")
     left.invert_yaxis()
     figure.suptitle(f"{device}: {shown[0]['versions'].get('cpu') or ''}")

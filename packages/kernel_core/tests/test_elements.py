@@ -104,6 +104,13 @@ def test_nibbles_put_the_even_element_low():
         formats.pack_nibbles(codes[:, :3])
 
 
+@pytest.mark.parametrize("decode", ["decode_e2m1", "decode_e4m3", "decode_ue8m0", "unpack_nibbles"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.bfloat16])
+def test_codes_of_a_wider_dtype_are_refused(decode, dtype):
+    with pytest.raises(ValueError, match=r"got dtype torch\.\w+, allowed is torch\.uint8"):
+        getattr(formats, decode)(torch.zeros(4, dtype=dtype))
+
+
 @each_isa()
 @pytest.mark.parametrize("name", ["e2m1", "e4m3", "ue8m0"])
 def test_native_elements_equal_the_reference(name, isa):

@@ -31,7 +31,8 @@ def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
-    """Values (float32) of codes 0..15 (uint8); higher bits are an error of the caller and are ignored."""
+    """Values (float32) of codes 0..15 (uint8); bits above the fourth are ignored."""
+    _bytes("codes", codes, torch.uint8)
     return torch.tensor(_E2M1, dtype=torch.float32, device=codes.device)[(codes & 15).long()]
 
 
@@ -43,6 +44,7 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
 
 def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of `pack_nibbles`: `uint8[..., n/2]` to `uint8[..., n]`. Accepts int8 bytes of a checkpoint too."""
+    _bytes("packed", packed, torch.uint8, torch.int8)
     packed = packed.view(torch.uint8)
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
@@ -56,6 +58,7 @@ def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
     """Values (float32) of E4M3 bytes (uint8 or float8_e4m3fn); 0x7F and 0xFF are NaN."""
+    _bytes("codes", codes, torch.uint8, torch.float8_e4m3fn)
     return codes.view(torch.float8_e4m3fn).float()
 
 
@@ -72,6 +75,12 @@ def encode_ue8m0(x: torch.Tensor) -> torch.Tensor:
 
 def decode_ue8m0(codes: torch.Tensor) -> torch.Tensor:
     """2^(code - 127) in float32 (uint8 or float8_e8m0fnu codes); 0 is the subnormal 2^-127, 255 is NaN."""
+    _bytes("codes", codes, torch.uint8, torch.float8_e8m0fnu)
     code = codes.view(torch.uint8).to(torch.int32)
     bits = torch.where(code == 0, torch.full_like(code, 0x00400000), code << 23)
     return torch.where(code == 255, torch.full_like(code, 0x7FC00000), bits).view(torch.float32)
+
+
+def _bytes(argument: str, codes: torch.Tensor, *allowed: torch.dtype) -> None:
+    """A wider dtype would be reinterpreted or cast in silence, which ends in wrong scales far from here."""
+    check.require(codes.dtype in allowed, argument, f"dtype {codes.dtype}", " or ".join(map(str, allowed)))
