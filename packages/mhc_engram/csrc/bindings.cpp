@@ -65,14 +65,28 @@ PYBIND11_MODULE(_native, m) {
       },
       NoGil());
 
+  // Returns the name of an argument with values that cannot be, or None; only then anything is written.
   m.def(
       "engram_rows",
       [](int64_t requests, int64_t tokens, int64_t shifts, int64_t heads, uintptr_t mapped, uintptr_t dead,
          uintptr_t history, uintptr_t cu_seqlens, uintptr_t multipliers, uintptr_t primes, uintptr_t offsets,
          int64_t pad_mapped, uintptr_t rows) {
-        engram_rows({requests, tokens, shifts, heads, pointer<int64_t>(mapped), pointer<uint8_t>(dead),
-                     pointer<int64_t>(history), pointer<int32_t>(cu_seqlens), pointer<int64_t>(multipliers),
-                     pointer<int64_t>(primes), pointer<int64_t>(offsets), pad_mapped, pointer<int64_t>(rows)});
+        const EngramRows a{requests,
+                           tokens,
+                           shifts,
+                           heads,
+                           pointer<int64_t>(mapped),
+                           pointer<uint8_t>(dead),
+                           pointer<int64_t>(history),
+                           pointer<int32_t>(cu_seqlens),
+                           pointer<int64_t>(multipliers),
+                           pointer<int64_t>(primes),
+                           pointer<int64_t>(offsets),
+                           pad_mapped,
+                           pointer<int64_t>(rows)};
+        const char* problem = engram_rows_problem(a);
+        if (!problem) engram_rows(a);
+        return problem;
       },
       NoGil());
 }

@@ -66,6 +66,9 @@ struct EngramGather {
   float* out;            // [count, dim]
 };
 
+// The argument whose values engram_rows cannot work with, or null.
+const char* engram_rows_problem(const EngramRows& a);
+
 void engram_rows(const EngramRows& a);
 
 // The first index whose row is outside [.., table_rows), or -1.

@@ -40,6 +40,15 @@ void hash_token(const EngramRows& a, int64_t request, int64_t t, int64_t local) 
 
 }  // namespace
 
+const char* engram_rows_problem(const EngramRows& a) {
+  bool ordered = a.cu_seqlens[0] == 0 && a.cu_seqlens[a.requests] == a.tokens;
+  for (int64_t b = 0; b < a.requests; ++b) ordered = ordered && a.cu_seqlens[b] <= a.cu_seqlens[b + 1];
+  if (!ordered) return "cu_seqlens";
+  for (int64_t c = 0; c < (a.shifts - 1) * a.heads; ++c)
+    if (a.primes[c] < 1) return "primes";
+  return nullptr;
+}
+
 void engram_rows(const EngramRows& a) {
   kernel_core::parallel_for(a.requests, a.tokens / (a.requests ? a.requests : 1) * a.shifts * a.heads * 16,
                             [&](int64_t b) {

@@ -1,12 +1,15 @@
 // Hyper-connections: one pass over the streams does the update, the coefficient product and the mixing.
 //
 // Every sum over channels is made of segments of kSegment channels, added in ascending order; inside a segment a
-// lane adds channel vectors in ascending order, the streams of a vector in turn. Token blocking and threads only
-// regroup these chains, so a token has the same bits alone, in any batch, and from the three separate ops.
+// lane adds tile after tile, stream after stream, vector after vector. Token blocking and threads only regroup these
+// chains, so a token has the same bits alone, in any batch, and from the three separate ops.
+#include <omp.h>
+
 #include <algorithm>
 #include <memory>
 
 #include "kernel_core/parallel.hpp"
+#include "reduce.hpp"
 #include "sinkhorn.hpp"
 
 namespace mhc_engram {
@@ -16,8 +19,10 @@ namespace {
 constexpr int W = F32::width;
 constexpr int64_t kSegment = 512;                 // channels of a partial sum, the unit of work beside tokens
 constexpr int64_t kTile = 128;                    // channels whose updated streams stay in the first cache
-constexpr int64_t kTokens = 64;                   // tokens that share a segment of fn in the second cache
+constexpr int64_t kTokens = 64;                   // tokens that share a segment of fn in the second cache, at most
 constexpr int kAccumulators = W == 16 ? 24 : 12;  // registers for dot products
+constexpr int kMostTokens = kAccumulators / 3;    // that share a load of fn
+constexpr int kMostRows = 12;                     // more streams of fn at a time outrun the prefetchers
 constexpr int kSums = kCoefficients + 2;          // dots, squares of X, squares of the mix
 
 // Sum of squares and mix of one token while its channels stream by.
@@ -64,7 +69,14 @@ inline void stream_tile(const HcStep& a, int64_t t, int64_t c, int64_t width, fl
   }
 }
 
-// Rows [r0, r0 + NR) of fn against NT tokens' tiles; `lanes` carries the sums from tile to tile.
+// Keeps the compiler from reading a value again from memory at each use: loads are the scarce slots here.
+inline void keep_in_register(F32& x) {
+#if defined(KERNEL_CORE_ISA_avx512) && defined(__GNUC__)
+  asm("" : "+v"(x.v));
+#endif
+}
+
+// NR rows of fn against NT tokens' tiles; `lanes` [row][token] carries the sums from tile to tile.
 template <int NT, int NR>
 inline void dot_tile(const float* fn, int64_t d, const float* tiles, int64_t width, float* lanes) {
   F32 acc[NR][NT];
@@ -73,7 +85,10 @@ inline void dot_tile(const float* fn, int64_t d, const float* tiles, int64_t wid
   for (int j = 0; j < kStreams; ++j) {
     for (int64_t i = 0; i < width; i += W) {
       F32 x[NT];
-      for (int t = 0; t < NT; ++t) x[t] = F32::load(tiles + (t * kStreams + j) * kTile + i);
+      for (int t = 0; t < NT; ++t) {
+        x[t] = F32::load(tiles + (t * kStreams + j) * kTile + i);
+        keep_in_register(x[t]);
+      }
       for (int r = 0; r < NR; ++r) {
         const F32 w = F32::load(fn + (r * kStreams + j) * d + i);
         for (int t = 0; t < NT; ++t) acc[r][t] = fma(w, x[t], acc[r][t]);
@@ -87,7 +102,7 @@ inline void dot_tile(const float* fn, int64_t d, const float* tiles, int64_t wid
 // Up to NT tokens from t0 over one segment; a place without a token multiplies zeros.
 template <int NT>
 void segment_sums(const HcStep& a, int64_t t0, int64_t count, int64_t segment, int64_t segments, float* sums) {
-  constexpr int NR = kAccumulators / NT;
+  constexpr int NR = std::min(kAccumulators / NT, kMostRows);
   alignas(64) float tiles[NT * kStreams * kTile];
   alignas(64) float lanes[kCoefficients * NT * W] = {};
   if (count < NT) std::fill(tiles + count * kStreams * kTile, tiles + NT * kStreams * kTile, 0.0f);
@@ -104,7 +119,7 @@ void segment_sums(const HcStep& a, int64_t t0, int64_t count, int64_t segment, i
   }
   for (int64_t t = 0; t < count; ++t) {
     float* out = sums + ((t0 + t) * segments + segment) * kSums;
-    for (int r = 0; r < kCoefficients; ++r) out[r] = reduce_add(F32::load(lanes + (r * NT + t) * W));
+    if (a.fn) reduce_many<kCoefficients>(lanes + t * W, NT * W, out);
     const Running& s = run[t];
     out[kCoefficients] = reduce_add((s.squares[0] + s.squares[1]) + (s.squares[2] + s.squares[3]));
     out[kCoefficients + 1] = reduce_add(s.mix);
@@ -112,20 +127,19 @@ void segment_sums(const HcStep& a, int64_t t0, int64_t count, int64_t segment, i
 }
 
 void segment_of_tokens(const HcStep& a, int64_t t0, int64_t t1, int64_t segment, int64_t segments, float* sums) {
-  constexpr int kMost = kAccumulators / 3;
-  for (int64_t t = t0; t < t1;) {
-    const int64_t left = t1 - t;
-    const int64_t count = std::min<int64_t>(left, kMost);
+  while (t0 < t1) {
+    const int64_t left = t1 - t0;
+    const int64_t count = std::min<int64_t>(left, kMostTokens);
     if (count > 4) {
-      segment_sums<kMost>(a, t, count, segment, segments, sums);
+      segment_sums<kMostTokens>(a, t0, count, segment, segments, sums);
     } else if (count > 2) {
-      segment_sums<4>(a, t, count, segment, segments, sums);
+      segment_sums<4>(a, t0, count, segment, segments, sums);
     } else if (count > 1) {
-      segment_sums<2>(a, t, count, segment, segments, sums);
+      segment_sums<2>(a, t0, count, segment, segments, sums);
     } else {
-      segment_sums<1>(a, t, count, segment, segments, sums);
+      segment_sums<1>(a, t0, count, segment, segments, sums);
     }
-    t += count;
+    t0 += count;
   }
 }
 
@@ -163,16 +177,23 @@ void finish(const HcStep& a, int64_t t0, int64_t count, int64_t segments, const 
   }
 }
 
+// Tokens of a work item: many, so that fn is read from far away seldom, but not so many that threads stay idle.
+int64_t tokens_an_item(int64_t tokens, int64_t segments) {
+  const int64_t share = tokens * segments / (2 * omp_get_max_threads());
+  return std::clamp(share / kMostTokens * kMostTokens, int64_t{kMostTokens}, kTokens);
+}
+
 }  // namespace
 
 void hc_step(const HcStep& a) {
   const int64_t segments = (a.channels + kSegment - 1) / kSegment;
-  const int64_t blocks = (a.tokens + kTokens - 1) / kTokens;
+  const int64_t width = tokens_an_item(a.tokens, segments);
+  const int64_t blocks = (a.tokens + width - 1) / width;
   const std::unique_ptr<float[]> sums(new float[a.tokens * segments * kSums]);
-  const int64_t flops = (a.fn ? kCoefficients : 4) * kStreams * std::min(a.channels, kSegment);
-  kernel_core::parallel_for(blocks * segments, flops * std::min(a.tokens, kTokens), [&](int64_t item) {
-    const int64_t t0 = item / segments * kTokens;
-    segment_of_tokens(a, t0, std::min(a.tokens, t0 + kTokens), item % segments, segments, sums.get());
+  const int64_t cost = (a.fn ? kCoefficients : 4) * kStreams * std::min(a.channels, kSegment) / 4;  // vectors
+  kernel_core::parallel_for(blocks * segments, cost * std::min(a.tokens, width), [&](int64_t item) {
+    const int64_t t0 = item / segments * width;
+    segment_of_tokens(a, t0, std::min(a.tokens, t0 + width), item % segments, segments, sums.get());
   });
   if (!a.fn && !a.mixed) return;
   const int64_t groups = (a.tokens + W - 1) / W;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernel_core.formats import decode_ue8m0
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """x * rsqrt(mean(x^2) + eps) * weight over the last dimension; unchanged without a weight."""
@@ -97,12 +99,12 @@ def engram_rows(
 
 def engram_gather(table: torch.Tensor, scale: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     T, C = rows.shape
+    groups = scale.shape[1]
     kept = rows.clamp(min=0)
     values = table.view(torch.uint8)[kept].view(torch.float8_e4m3fn).float()
-    exponent = scale[kept].int()
-    factor = torch.where(exponent == 255, torch.nan, torch.ldexp(torch.ones(()), exponent - 127))
-    out = values.reshape(T, C, -1, 32) * factor.unsqueeze(-1)
-    return torch.where((rows < 0).reshape(T, C, 1, 1), 0.0, out).reshape(T, -1)
+    out = values.reshape(T, C, groups, 32) * decode_ue8m0(scale[kept]).unsqueeze(-1)
+    out = torch.where((rows < 0).reshape(T, C, 1, 1), 0.0, out)
+    return out.reshape(T, C * groups * 32)
 
 
 def engram_inject(

@@ -36,27 +36,33 @@ def engram_rows(
     row = rolling mod prime + offset for each head (64-bit, wrapping; the remainder is never negative).
     Because of `history`, cutting a sequence into chunks changes nothing.
     """
-    orders = multipliers.shape[0] - 1
     check_tensor("multipliers", multipliers, dtype=I64, shape=(None,))
+    orders = multipliers.shape[0] - 1
+    require(orders >= 1, "multipliers", orders + 1, "2 or more")
     check_tensor("mapped", mapped, dtype=I64, shape=(None,))
     T = mapped.shape[0]
     check_tensor("dead", dead, dtype=torch.bool, shape=(T,))
     check_tensor("cu_seqlens", cu_seqlens, dtype=torch.int32, shape=(None,))
     B = cu_seqlens.shape[0] - 1
+    require(B >= 0, "cu_seqlens", "no entry", "one entry more than requests")
     check_tensor("history", history, dtype=I64, shape=(B, orders))
     check_tensor("primes", primes, dtype=I64, shape=(None,))
     columns = primes.shape[0]
-    require(orders >= 1 and columns > 0 and columns % orders == 0, "primes", columns, f"a multiple of {orders} orders")
+    require(columns > 0 and columns % orders == 0, "primes", columns, f"a multiple of {orders} orders")
     check_tensor("offsets", offsets, dtype=I64, shape=(columns,))
     if use_reference():
         return reference.engram_rows(mapped, dead, history, cu_seqlens, multipliers, primes, offsets, pad_mapped)
     _check_device("engram_rows", mapped)
     out = torch.empty(T, columns, dtype=I64)
     # fmt: off
-    native.engram_rows(B, T, orders + 1, columns // orders, mapped.data_ptr(), dead.data_ptr(), history.data_ptr(),
-                       cu_seqlens.data_ptr(), multipliers.data_ptr(), primes.data_ptr(), offsets.data_ptr(),
-                       pad_mapped, out.data_ptr())
+    problem = native.engram_rows(B, T, orders + 1, columns // orders, mapped.data_ptr(), dead.data_ptr(),
+                                 history.data_ptr(), cu_seqlens.data_ptr(), multipliers.data_ptr(), primes.data_ptr(),
+                                 offsets.data_ptr(), pad_mapped, out.data_ptr())
     # fmt: on
+    if problem == "cu_seqlens":
+        require(False, "cu_seqlens", cu_seqlens.tolist(), f"0 to {T}, never falling")
+    if problem == "primes":
+        require(False, "primes", primes.tolist(), "positive numbers")
     return out
 
 

@@ -17,6 +17,7 @@ from mhc_engram.ops.native import native
 F32 = torch.float32
 _EXISTS = "cpu"
 _STREAMS = 4
+_ROWS = (2 + _STREAMS) * _STREAMS
 Coefficients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -42,11 +43,10 @@ def hc_coefficients(
 
     Returns pre [T, n], post [T, n], comb [T, n, n], float32.
     """
-    T, d = _check_streams(X)
-    _check_parameters(d, fn, base, scale, iters)
+    T, d = _streams(X, "hc_coefficients")
+    _check_parameters(X, d, fn, base, scale, iters)
     if use_reference():
         return reference.hc_coefficients(X, fn, base, scale, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters)
-    _check_device("hc_coefficients", X)
     pre, post, comb = _empty_coefficients(T, X)
     # fmt: off
     native.hc_step(T, d, X.data_ptr(), 0, 0, 0, fn.data_ptr(), base.data_ptr(), scale.data_ptr(), norm_eps, hc_eps,
@@ -67,11 +67,10 @@ def hc_mix(
 
     X float32 [T, n, d]; pre float32 [T, n]; norm_weight float32 [d].
     """
-    T, d = _check_streams(X)
-    _check_mix(T, d, pre, norm_weight, out)
+    T, d = _streams(X, "hc_mix")
+    _check_mix(X, "pre", pre, norm_weight, out)
     if use_reference():
         return _into(out, reference.hc_mix(X, pre, norm_weight, eps))
-    _check_device("hc_mix", X)
     mixed = torch.empty(T, d, dtype=F32, device=X.device) if out is None else out
     weight = 0 if norm_weight is None else norm_weight.data_ptr()
     # fmt: off
@@ -86,11 +85,10 @@ def hc_update(X: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.
 
     X float32 [T, n, d]; y float32 [T, d]; post float32 [T, n]; comb float32 [T, n, n].
     """
-    T, d = _check_streams(X)
-    _check_update(T, d, y, post, comb)
+    T, d = _streams(X, "hc_update")
+    _check_update(X, y, post, comb)
     if use_reference():
         return reference.hc_update(X, y, post, comb)
-    _check_device("hc_update", X)
     # fmt: off
     native.hc_step(T, d, X.data_ptr(), y.data_ptr(), post.data_ptr(), comb.data_ptr(), 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0,
                    0, 0, 0.0, 0)
@@ -123,16 +121,15 @@ def hc_step(
     Returns x [T, d] and pre [T, n], post [T, n], comb [T, n, n]: x is the input of the sublayer whose output
     post and comb will add; pre is the `pre_mix` of the step after. No argument may share memory with X or `out`.
     """
-    T, d = _check_streams(X)
-    _check_parameters(d, fn, base, scale, iters)
-    _check_mix(T, d, pre_mix, norm_weight, out)
+    T, d = _streams(X, "hc_step")
+    _check_parameters(X, d, fn, base, scale, iters)
+    _check_mix(X, "pre_mix", pre_mix, norm_weight, out)
     if y is not None:
-        _check_update(T, d, y, post, comb)
+        _check_update(X, y, post, comb)
     if use_reference():
         options = {"eps": eps, "norm_eps": norm_eps, "hc_eps": hc_eps, "iters": iters}
         x, *coefficients = reference.hc_step(X, y, post, comb, fn, base, scale, pre_mix, norm_weight, **options)
         return (_into(out, x), *coefficients)
-    _check_device("hc_step", X)
     x = torch.empty(T, d, dtype=F32, device=X.device) if out is None else out
     pre, new_post, new_comb = _empty_coefficients(T, X)
     update = (0, 0, 0) if y is None else (y.data_ptr(), post.data_ptr(), comb.data_ptr())
@@ -144,42 +141,54 @@ def hc_step(
     return x, pre, new_post, new_comb
 
 
-def _check_streams(X: torch.Tensor) -> tuple[int, int]:
-    check_tensor("X", X, dtype=F32, shape=(None, _STREAMS, None))
+def _streams(X: torch.Tensor, op: str) -> tuple[int, int]:
+    """Tokens and channels of X after its checks."""
+    if X.dtype is not F32 or X.ndim != 3 or X.shape[1] != _STREAMS or not X.is_contiguous():
+        check_tensor("X", X, dtype=F32, shape=(None, _STREAMS, None))
     T, _, d = X.shape
     if d == 0 or d % 16:
         require(False, "X", f"{d} channels", "a multiple of 16 channels")
+    if not X.is_cpu and not use_reference():
+        raise unsupported(f"mhc_engram.{op}", X, _EXISTS)
     return T, d
 
 
-def _check_parameters(d: int, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, iters: int) -> None:
-    rows = (2 + _STREAMS) * _STREAMS
-    check_tensor("fn", fn, dtype=F32, shape=(rows, _STREAMS * d))
-    check_tensor("base", base, dtype=F32, shape=(rows,))
-    check_tensor("scale", scale, dtype=F32, shape=(3,))
+def _float(argument: str, value: torch.Tensor, shape: tuple[int, ...], X: torch.Tensor) -> None:
+    # The usual case first: this runs for every argument of every half-layer of every decode step.
+    if value.dtype is F32 and value.shape == shape and value.is_contiguous() and value.is_cpu == X.is_cpu:
+        return
+    check_tensor(argument, value, dtype=F32, shape=shape)
+    require(value.device == X.device, argument, value.device, f"the device of X, {X.device}")
+
+
+def _check_parameters(
+    X: torch.Tensor, d: int, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, iters: int
+) -> None:
+    _float("fn", fn, (_ROWS, _STREAMS * d), X)
+    _float("base", base, (_ROWS,), X)
+    _float("scale", scale, (3,), X)
     if iters < 1:
         require(False, "iters", iters, "1 or more")
 
 
-def _check_update(T: int, d: int, y: torch.Tensor, post: torch.Tensor | None, comb: torch.Tensor | None) -> None:
+def _check_update(X: torch.Tensor, y: torch.Tensor, post: torch.Tensor | None, comb: torch.Tensor | None) -> None:
+    T, n, d = X.shape
     if post is None or comb is None:
-        require(False, "post, comb", None, "tensors, because y is given")
-    check_tensor("y", y, dtype=F32, shape=(T, d))
-    check_tensor("post", post, dtype=F32, shape=(T, _STREAMS))
-    check_tensor("comb", comb, dtype=F32, shape=(T, _STREAMS, _STREAMS))
+        raise ValueError("post, comb: got None, allowed are tensors where y is given")
+    _float("y", y, (T, d), X)
+    _float("post", post, (T, n), X)
+    _float("comb", comb, (T, n, n), X)
 
 
-def _check_mix(T: int, d: int, pre: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor | None) -> None:
-    check_tensor("pre", pre, dtype=F32, shape=(T, _STREAMS))
+def _check_mix(
+    X: torch.Tensor, name: str, pre: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor | None
+) -> None:
+    T, n, d = X.shape
+    _float(name, pre, (T, n), X)
     if weight is not None:
-        check_tensor("norm_weight", weight, dtype=F32, shape=(d,))
+        _float("norm_weight", weight, (d,), X)
     if out is not None:
-        check_tensor("out", out, dtype=F32, shape=(T, d))
-
-
-def _check_device(op: str, X: torch.Tensor) -> None:
-    if X.device.type != "cpu":
-        raise unsupported(f"mhc_engram.{op}", X, _EXISTS)
+        _float("out", out, (T, d), X)
 
 
 def _empty_coefficients(T: int, X: torch.Tensor) -> Coefficients:
