@@ -12,34 +12,16 @@ using namespace dspark_kernels;
 
 namespace {
 
-// Rows whose parameters are outside the allowed ranges: (row, 't' | 'p' | 'k'), or row -1.
-std::pair<int64_t, char> first_bad(const Sample& a) {
-  for (int64_t t = 0; t < a.tokens; ++t) {
-    if (!(a.temperature[t] >= 0) || std::isinf(a.temperature[t])) return {t, 't'};
-    if (!(a.top_p[t] > 0 && a.top_p[t] <= 1)) return {t, 'p'};
-    if (a.top_k && a.top_k[t] < 0) return {t, 'k'};
+// First row with a parameter outside its range, and which: 't'emperature, top_'p', top_'k'. Row -1 if there is none.
+std::pair<int64_t, char> bad_parameter(int64_t tokens, uintptr_t temperature, uintptr_t top_p, uintptr_t top_k) {
+  const float *t = pointer<float>(temperature), *p = pointer<float>(top_p);
+  const int32_t* k = pointer<int32_t>(top_k);
+  for (int64_t i = 0; i < tokens; ++i) {
+    if (!(t[i] >= 0) || std::isinf(t[i])) return {i, 't'};
+    if (!(p[i] > 0 && p[i] <= 1)) return {i, 'p'};
+    if (k && k[i] < 0) return {i, 'k'};
   }
   return {-1, 0};
-}
-
-// Returns the first row with a bad parameter and which it is; only without one anything is written.
-std::pair<int64_t, char> checked_sample(int64_t tokens, int64_t vocab, uintptr_t logits, uintptr_t temperature,
-                                        uintptr_t top_p, uintptr_t top_k, uintptr_t seeds, uintptr_t positions,
-                                        int64_t draw, uintptr_t chosen, uintptr_t logprobs) {
-  const Sample a{tokens,
-                 vocab,
-                 pointer<float>(logits),
-                 pointer<float>(temperature),
-                 pointer<float>(top_p),
-                 pointer<int32_t>(top_k),
-                 pointer<int64_t>(seeds),
-                 pointer<int64_t>(positions),
-                 draw,
-                 pointer<int64_t>(chosen),
-                 pointer<float>(logprobs)};
-  const auto bad = first_bad(a);
-  if (bad.first < 0) KERNEL_CORE_PICK(sample)(a);
-  return bad;
 }
 
 }  // namespace
@@ -48,7 +30,18 @@ PYBIND11_MODULE(_native, m) {
   kernel_core::bind_isa(m);
   m.attr("draws") = kDraws;
 
-  m.def("sample", &checked_sample, NoGil());
+  m.def("bad_parameter", &bad_parameter);
+
+  m.def(
+      "sample",
+      [](int64_t tokens, int64_t vocab, uintptr_t logits, uintptr_t temperature, uintptr_t top_p, uintptr_t top_k,
+         uintptr_t seeds, uintptr_t positions, int64_t draw, uintptr_t chosen, uintptr_t logprobs) {
+        KERNEL_CORE_PICK(sample)
+        ({tokens, vocab, pointer<float>(logits), pointer<float>(temperature), pointer<float>(top_p),
+          pointer<int32_t>(top_k), pointer<int64_t>(seeds), pointer<int64_t>(positions), draw, pointer<int64_t>(chosen),
+          pointer<float>(logprobs)});
+      },
+      NoGil());
 
   m.def(
       "top_logprobs",

@@ -46,20 +46,21 @@ def sample(
     if top_k is not None:
         check_tensor("top_k", top_k, dtype=I32, shape=(T,))
     _check_draw(seeds, positions, case, T)
-    if use_reference():
-        return reference.sample(logits, temperature, top_p, top_k, seeds, positions, case=case)
     _check_device("sample", logits)
-    tokens = torch.empty(T, dtype=I64)
-    logprobs = torch.empty(T, dtype=F32)
-    # fmt: off
-    row, which = _native.sample(T, V, logits.data_ptr(), temperature.data_ptr(), top_p.data_ptr(),
-                                0 if top_k is None else top_k.data_ptr(), seeds.data_ptr(), positions.data_ptr(), case,
-                                tokens.data_ptr(), logprobs.data_ptr())
-    # fmt: on
+    k_pointer = 0 if top_k is None else top_k.data_ptr()
+    row, which = _native.bad_parameter(T, temperature.data_ptr(), top_p.data_ptr(), k_pointer)
     if row >= 0:
         name, allowed = _PARAMETERS[which]
         value = {"t": temperature, "p": top_p, "k": top_k}[which]
         require(False, name, f"{value[row].item()} in row {row}", allowed)
+    if use_reference():
+        return reference.sample(logits, temperature, top_p, top_k, seeds, positions, case=case)
+    tokens = torch.empty(T, dtype=I64)
+    logprobs = torch.empty(T, dtype=F32)
+    # fmt: off
+    _native.sample(T, V, logits.data_ptr(), temperature.data_ptr(), top_p.data_ptr(), k_pointer, seeds.data_ptr(),
+                   positions.data_ptr(), case, tokens.data_ptr(), logprobs.data_ptr())
+    # fmt: on
     return tokens, logprobs
 
 
