@@ -128,6 +128,14 @@ BAD = {
     "empty enum": GrammarSpec("json_schema", '{"enum":[]}'),
     "two types": GrammarSpec("json_schema", '{"allOf":[{"type":"string"},{"type":"integer"}]}'),
     "unsupported": GrammarSpec("json_schema", '{"type":"array","uniqueItems":true}'),
+    "list without end": GrammarSpec(
+        "json_schema", '{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}'
+    ),
+    "reference to itself": GrammarSpec("json_schema", '{"$ref":"#/$defs/d","$defs":{"d":{"$ref":"#/$defs/d"}}}'),
+    "dead end behind an option": GrammarSpec(
+        "json_schema",
+        '{"type":"object","properties":{"a":{"$ref":"#/$defs/d"}},"$defs":{"d":{"allOf":[{"$ref":"#/$defs/d"}]}}}',
+    ),
     "deep": GrammarSpec("json_schema", "[" * 100_000),
     "rule": GrammarSpec("lark", "start: nothing"),
     "large": GrammarSpec("regex", "a" * (MAX_TEXT + 1)),
@@ -141,6 +149,20 @@ def test_bad_grammars_are_refused_with_a_reason(name):
     with pytest.raises(ValueError, match="grammar") as caught:
         COMPILER.compile(BAD[name])
     assert len(str(caught.value)) < 400
+
+
+def test_recursion_with_an_end_is_fine():
+    tree = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}}}
+    text = walk(
+        GrammarSpec("json_schema", json.dumps({**tree, "required": ["kids"], "additionalProperties": False})), 5
+    )
+    assert text.startswith('{"kids":[')
+
+
+def test_giving_up_leaves_only_the_end(monkeypatch):
+    matcher = COMPILER.compile(GrammarSpec("regex", "abc"))
+    matcher._body.consume_token(5)  # behind the matcher's back: the engine now is in its error state
+    assert matcher.error and list(options(matcher)) == list(MINI.eos_ids)
 
 
 def test_bad_rows_are_refused():

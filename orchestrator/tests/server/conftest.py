@@ -7,6 +7,7 @@ import time
 import pytest
 from starlette.testclient import TestClient
 
+from orchestrator.engine.grammar import GrammarCompiler
 from orchestrator.server import ServerSettings, create_app
 from orchestrator.server.run import make_server
 from orchestrator.server.scripted import ScriptedEngine
@@ -18,7 +19,9 @@ URL = "http://127.0.0.1"
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return bundled_tokenizer(MODEL)
+    made = bundled_tokenizer(MODEL)
+    made.grammars = GrammarCompiler(made)  # one for all tests: making it costs more than most of them
+    return made
 
 
 class Rig:
@@ -26,7 +29,9 @@ class Rig:
 
     def __init__(self, tokenizer, text="Hello, world", **settings):
         self.tokenizer, self.text = tokenizer, text
-        self.engine = ScriptedEngine(tokenizer, lambda prompt, params: tokenizer.encode_with_specials(self.text))
+        self.engine = ScriptedEngine(
+            tokenizer, lambda prompt, params: tokenizer.encode_with_specials(self.text), grammars=tokenizer.grammars
+        )
         options = {"model_name": MODEL, "max_context": 4096, "thinking": False}
         self.settings = ServerSettings(**{**options, **settings})
         self.app = create_app(self.engine, tokenizer, self.settings, grammars=self.engine.grammars)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.engine.request import GrammarSpec
+from orchestrator.engine.schema_check import check_finite
 from orchestrator.text.tokenizer import Tokenizer
 
 #: Longest grammar text taken; a larger one is refused rather than compiled for seconds.
@@ -30,8 +32,8 @@ class Matcher:
     no end of text, no other special token, and not the spelling of that token in ordinary ones.
     """
 
-    def __init__(self, body: LLMatcher, preamble: LLMatcher | None = None) -> None:
-        self._body, self._preamble = body, preamble
+    def __init__(self, eos_ids: Sequence[int], body: LLMatcher, preamble: LLMatcher | None = None) -> None:
+        self._eos_ids, self._body, self._preamble = eos_ids, body, preamble
         self._lead = 0  # tokens taken by the preamble
         self._taken = 0  # tokens taken by the body
 
@@ -49,12 +51,17 @@ class Matcher:
         Args:
             row: int32[ceil(vocab / 32)], a contiguous CPU tensor or array; bit i of word w is token 32 w + i.
 
-        Raises ValueError for another layout, RuntimeError if the grammar engine gave up (`error` says why).
+        If the grammar engine gave up (see `error`), only the end of text is left. Raises ValueError for another
+        layout of `row`.
         """
         pointer, size = _memory(row)
         self._current.unsafe_compute_mask_ptr(pointer, size)
         if self.error:
-            raise RuntimeError(f"grammar: {self.error}")
+            row[:] = 0
+            for token_id in self._eos_ids:
+                row[token_id // 32] = int(row[token_id // 32]) | (
+                    -(1 << 31) if token_id % 32 == 31 else 1 << token_id % 32
+                )
 
     def consume(self, token_id: int) -> None:
         """Take one sampled token. Raises ValueError, with the state unchanged, if it is not allowed here."""
@@ -125,13 +132,14 @@ class GrammarCompiler:
         May take up to seconds for a large grammar (without the interpreter lock): call it off the event loop.
         Raises ValueError for a grammar that is malformed, unsatisfiable, unsupported or too large.
         """
+        eos_ids = self._tokenizer.eos_ids
         body = self._template(spec.kind, spec.text).deep_copy()
         if spec.after is None:
-            return Matcher(body)
+            return Matcher(eos_ids, body)
         opener = self._tokenizer.special_id(spec.after)
         if opener is None:
             raise ValueError(f"grammar.after: got {spec.after!r}, allowed is a special token of the vocabulary")
-        return Matcher(body, self._template("lark", _preamble(spec.after, opener)).deep_copy())
+        return Matcher(eos_ids, body, self._template("lark", _preamble(spec.after, opener)).deep_copy())
 
     def _template(self, kind: str, text: str) -> LLMatcher:
         key = (kind, text)
@@ -185,7 +193,10 @@ def _source(kind: str, text: str) -> str:
 
 
 def parse_schema(text: str) -> dict[str, Any]:
-    """A JSON schema from text; empty text stands for any JSON object. Raises ValueError if it is none."""
+    """A JSON schema from text; empty text stands for any JSON object.
+
+    Raises ValueError if it is none, or one that no finite text satisfies.
+    """
     try:
         schema = json.loads(text) if text.strip() else {"type": "object"}
     except (ValueError, RecursionError) as error:
@@ -194,6 +205,7 @@ def parse_schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError(f"grammar (json_schema): got a {type(schema).__name__}, allowed is an object")
+    check_finite(schema)
     return schema
 
 

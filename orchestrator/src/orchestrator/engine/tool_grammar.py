@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from orchestrator.engine.grammar import anything_but
 from orchestrator.engine.request import GrammarSpec
+from orchestrator.engine.schema_check import check_finite
 from orchestrator.text.specials import DSML
 from orchestrator.text.tokenizer import Tokenizer
 
@@ -133,6 +134,7 @@ def _with_definitions(schema: Any, root: dict[str, Any]) -> Any:
 
 
 def _json(schema: dict[str, Any], strict: bool) -> str:
+    check_finite(schema)
     options = {"whitespace_flexible": False, "lenient": not strict, "coerce_one_of": not strict}
     return json.dumps({**schema, "x-guidance": options})
 

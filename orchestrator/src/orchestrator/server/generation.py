@@ -82,7 +82,7 @@ class Generation:
                     yield made
                 if self._parser.finished:
                     break
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             self._reason = "error"
             raise ApiError(500, f"The engine failed: {error}") from None
         if self._parser.finished and self._reason == "abort":

@@ -35,18 +35,18 @@ class ScriptedProgress:
 class ScriptedEngine:
     """Answers each prompt with the tokens of `script`, or with a random text that the request's grammar allows.
 
-    Args:
+    Attributes to set:
         delay: seconds a token.
         capacity: requests at once; one more raises EngineFull.
         cached: prompt tokens that it claims to have had in its cache.
+        fail_after: number of tokens after which a request ends in an error.
+        hold: requests wait for this event before they begin.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, script: Script, *, delay: float = 0.0, capacity: int = 10_000, cached: int = 0
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, script: Script, *, grammars: GrammarCompiler | None = None) -> None:
         self.tokenizer, self.script = tokenizer, script
-        self.grammars = GrammarCompiler(tokenizer)
-        self.delay, self.capacity, self.cached = delay, capacity, cached
+        self.grammars = grammars or GrammarCompiler(tokenizer)
+        self.delay, self.capacity, self.cached = 0.0, 10_000, 0
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.prompts: list[list[int]] = []
