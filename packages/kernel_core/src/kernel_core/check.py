@@ -35,9 +35,10 @@ def tensor(
     allowed = dtype if isinstance(dtype, tuple) else (dtype,)
     if value.dtype not in allowed:
         raise ValueError(f"{argument}: got dtype {value.dtype}, allowed is {' or '.join(map(str, allowed))}")
-    if shape is not None:
-        if len(actual) != len(shape) or any(s is not None and s != a for s, a in zip(shape, actual, strict=True)):
-            wanted = ", ".join("*" if s is None else str(s) for s in shape)
-            raise ValueError(f"{argument}: got shape {list(actual)}, allowed is [{wanted}]")
+    if shape is not None and (
+        len(actual) != len(shape) or any(s is not None and s != a for s, a in zip(shape, actual, strict=True))
+    ):
+        wanted = ", ".join("*" if s is None else str(s) for s in shape)
+        raise ValueError(f"{argument}: got shape {list(actual)}, allowed is [{wanted}]")
     if contiguous and not value.is_contiguous():
         raise ValueError(f"{argument}: got strides {value.stride()}, allowed is a contiguous tensor")
