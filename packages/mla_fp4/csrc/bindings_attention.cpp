@@ -38,6 +38,9 @@ void bind_attention(py::module_& m) {
         a.rope_dim = rope_dim, a.scale = scale;
         kernel_core::check_attention(a);
         using namespace mla_fp4;
+#if defined(KERNEL_CORE_HAS_AMX)
+        if (kernel_core::active_isa() >= kernel_core::Isa::amx) return amx::sparse_attention(a);
+#endif
         KERNEL_CORE_PICK(sparse_attention)(a);
       },
       NoGil());

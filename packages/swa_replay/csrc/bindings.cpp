@@ -36,6 +36,9 @@ void window_attention(uintptr_t q, uintptr_t new_rows, uintptr_t ring, uintptr_t
   a.rope = pointer<const float>(rope);
   a.rope_dim = rope_dim, a.scale = scale;
   kernel_core::check_attention(a);
+#if defined(KERNEL_CORE_HAS_AMX)
+  if (kernel_core::active_isa() >= kernel_core::Isa::amx) return amx::window_attention(a);
+#endif
   KERNEL_CORE_PICK(window_attention)(a);
 }
 

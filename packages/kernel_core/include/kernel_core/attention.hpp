@@ -7,6 +7,7 @@
 
 #include "kernel_core/attention/blocks.hpp"
 #include "kernel_core/attention/rows.hpp"
+#include "kernel_core/attention/scratch.hpp"
 #include "kernel_core/attention/softmax.hpp"
 #include "kernel_core/attention/tiles.hpp"
 

@@ -8,8 +8,6 @@
 // grouping of sums is the row's own. Include from an AMX source and call attend_amx(args) after check_attention(args).
 #pragma once
 
-#include <array>
-
 #include "kernel_core/attention.hpp"
 #include "kernel_core/attention/bf16_rows.hpp"
 #include "kernel_core/attention/bf16_split.hpp"
@@ -25,141 +23,175 @@ class AmxTileAttention {
     dim_ = a.dim;
     heads_ = tile.head_end - tile.head_begin;
     layout_ = PartLayout(a.heads, heads_);
+    zero_window_row(zero_window_.reserve(a.window_row_bytes()), dim_);
+    zero_main_row(zero_main_.reserve(a.main_row_bytes()), dim_);
+    block_.reserve(std::max(block_words(dim_), 4 * kChunkWords));
+    floats_.reserve(2 * dim_);
     decode_window(a, tile);
     for (int64_t row = tile.row; row < tile.row + tile.count; ++row) attend_row(a, tile, row);
   }
 
  private:
-  struct Block {
-    const uint16_t *scores, *values;
-  };
-
   static int64_t position(const AttentionArgs& a, const Tile& tile, int64_t row) {
     return a.start_pos[tile.request] + row - a.cu_seqlens[tile.request];
   }
 
+  // Rows of window block `block`; positions that no row of the tile sees become zeros.
+  void window_rows(const AttentionArgs& a, int64_t request, int64_t block, const uint8_t** rows) const {
+    const int64_t first = block * kBlockKeys, start = a.start_pos[request], bytes = a.window_row_bytes();
+    const uint8_t* ring = a.ring + a.ring_slot[request] * a.ring_rows * bytes;
+    const uint8_t* fresh = a.new_rows + (a.cu_seqlens[request] - start) * bytes;
+    int64_t turn = first % a.ring_rows;
+    for (int64_t i = 0; i < kBlockKeys; ++i, turn = turn + 1 == a.ring_rows ? 0 : turn + 1) {
+      const int64_t p = first + i;
+      rows[i] = p < begin_ || p > last_ ? zero_window_.data() : p < start ? ring + turn * bytes : fresh + p * bytes;
+    }
+  }
+
+  // Several rows share the window, so its blocks are decoded once and kept. A lone row decodes them as it goes.
   void decode_window(const AttentionArgs& a, const Tile& tile) {
-    const int64_t first = position(a, tile, tile.row), last = first + tile.count - 1;
-    const int64_t begin = window_begin(a, tile.request, first);
-    first_block_ = begin / kBlockKeys;
-    const int64_t blocks = begin > last ? 0 : last / kBlockKeys - first_block_ + 1, words = block_words(dim_);
-    window_scores_.reserve(blocks * words);
+    const int64_t first = position(a, tile, tile.row);
+    last_ = first + tile.count - 1;
+    begin_ = window_begin(a, tile.request, first);
+    first_block_ = begin_ / kBlockKeys;
+    const int64_t blocks = begin_ > last_ ? 0 : last_ / kBlockKeys - first_block_ + 1, words = block_words(dim_);
     window_values_.reserve(blocks * words);
+    if (tile.count == 1) return;
+    window_scores_.reserve(blocks * words);
     for (int64_t b = 0; b < blocks; ++b) {
-      uint16_t* keys = window_scores_.data() + b * words;
-      const int64_t base = (first_block_ + b) * kBlockKeys;
-      finish_block(keys, window_values_.data() + b * words, [&](int64_t i) {
-        const int64_t p = base + i;
-        if (p < begin || p > last) return absent(keys, i);
-        return window_key(window_row(a, tile.request, p), keys, i, dim_, row_.reserve(dim_));
-      });
+      const uint8_t* rows[kBlockKeys];
+      window_rows(a, tile.request, first_block_ + b, rows);
+      decode_window_block(block_rows_, rows, window_scores_.data() + b * words, window_values_.data() + b * words, dim_,
+                          floats_.data());
     }
-  }
-
-  bool absent(uint16_t* keys, int64_t i) const {
-    fill_key(keys, i, dim_, 0);
-    return true;
-  }
-
-  // Fills a block key by key; `key` says whether a key is finite.
-  template <typename Key>
-  void finish_block(uint16_t* keys, uint16_t* values, Key&& key) const {
-    uint32_t odd = 0;
-    for (int64_t i = 0; i < kBlockKeys; ++i) odd |= static_cast<uint32_t>(!key(i)) << i;
-    value_form(keys, values, dim_);
-    for (int64_t i = 0; odd != 0; ++i, odd >>= 1)
-      if (odd & 1) erase_value(values, i, dim_);
-  }
-
-  int64_t decode_selected(const AttentionArgs& a, int64_t request, int64_t row) {
-    const int32_t* indices = a.indices + row * a.selected;
-    rows_.clear();
-    for (int64_t i = 0; i < a.selected; ++i)
-      if (indices[i] >= 0) rows_.push_back(a.selected_row(request, indices[i]));
-    const int64_t n = static_cast<int64_t>(rows_.size()), blocks = (n + kBlockKeys - 1) / kBlockKeys;
-    const int64_t words = block_words(dim_);
-    selected_scores_.reserve(blocks * words);
-    selected_values_.reserve(blocks * words);
-    for (int64_t b = 0; b < blocks; ++b) {
-      uint16_t* keys = selected_scores_.data() + b * words;
-      uint16_t* values = selected_values_.data() + b * words;
-      finish_block(keys, values, [&](int64_t i) {
-        const int64_t at = b * kBlockKeys + i;
-        return at < n ? main_key(rows_[at], keys, i, dim_) : absent(keys, i);
-      });
-      blocks_.push_back({keys, values});
-    }
-    return n;
   }
 
   void attend_row(const AttentionArgs& a, const Tile& tile, int64_t row) {
     const int64_t p = position(a, tile, row), begin = window_begin(a, tile.request, p);
-    const int64_t in_window = std::max<int64_t>(0, p - begin + 1), words = block_words(dim_);
-    blocks_.clear();
-    if (in_window > 0) {
-      for (int64_t b = begin / kBlockKeys - first_block_; b <= p / kBlockKeys - first_block_; ++b)
-        blocks_.push_back({window_scores_.data() + b * words, window_values_.data() + b * words});
-    }
-    const int64_t window_places = static_cast<int64_t>(blocks_.size()) * kBlockKeys;
-    const int64_t selected = a.selected > 0 ? decode_selected(a, tile.request, row) : 0;
-    const int64_t places = static_cast<int64_t>(blocks_.size()) * kBlockKeys;
+    const int64_t in_window = std::max<int64_t>(0, p - begin + 1);
+    const int64_t window_blocks = in_window > 0 ? p / kBlockKeys - begin / kBlockKeys + 1 : 0;
+    list_selected(a, tile.request, row);
+    const int64_t selected = static_cast<int64_t>(rows_.size());
+    blocks_ = window_blocks + (selected + kBlockKeys - 1) / kBlockKeys;
+    const int64_t places = blocks_ * kBlockKeys;
+    scores_.reserve(heads_ * places);
+    values_.reserve(blocks_ + 1);
+    split_queries(a.q + (row * a.heads + tile.head_begin) * dim_, heads_, dim_, layout_,
+                  query_.reserve(layout_.tiles * layout_.parts * dim_ * 16));
+    if (window_blocks > 0) score_window(a, tile, begin / kBlockKeys - first_block_, window_blocks);
+    score_selected(a, window_blocks);
 
-    float* scores = scores_.reserve(heads_ * places);
-    score(a.q + (row * a.heads + tile.head_begin) * dim_, a.scale, scores, places);
     float* factor = factor_.reserve(heads_);
     for (int64_t h = 0; h < heads_; ++h) {
-      float* s = scores + h * places;
+      float* s = scores_.data() + h * places;
       if (in_window > 0) {
         std::fill(s, s + begin % kBlockKeys, kMasked);
-        std::fill(s + begin % kBlockKeys + in_window, s + window_places, kMasked);
+        std::fill(s + begin % kBlockKeys + in_window, s + window_blocks * kBlockKeys, kMasked);
       }
-      std::fill(s + window_places + selected, s + places, kMasked);
+      std::fill(s + window_blocks * kBlockKeys + selected, s + places, kMasked);
       factor[h] = softmax_weights(s, places, in_window + selected, a.sink[tile.head_begin + h]);
     }
     float* out = a.out + (row * a.heads + tile.head_begin) * dim_;
-    weigh(scores, places, factor, out);
+    weigh(scores_.data(), places, factor, out);
     for (int64_t h = 0; h < heads_; ++h)
       unrotate(out + (h + 1) * dim_ - a.rope_dim, a.rope + row * a.rope_dim, a.rope_dim);
   }
 
-  // scores[h][place] = scale * q[h] . key
-  void score(const float* q, float scale, float* scores, int64_t places) {
-    const int64_t chunks = dim_ / 32, tiles = layout_.tiles, parts = layout_.parts;
-    uint16_t* split = query_.reserve(tiles * parts * chunks * kTileWords);
-    split_queries(q, heads_, dim_, layout_, split);
-    const int64_t stride = parts * chunks * kTileWords;
-    alignas(64) float sums[4 * 256];
-    for (int64_t t = 0; t < tiles; t += 2) {
-      const int64_t pair = std::min<int64_t>(2, tiles - t);
-      for (size_t b = 0; b < blocks_.size(); ++b) {
-        if (pair == 2) {
-          score_tiles<2>(blocks_[b].scores, split + t * stride, stride, parts, chunks, sums);
-        } else {
-          score_tiles<1>(blocks_[b].scores, split + t * stride, stride, parts, chunks, sums);
-        }
-        for (int64_t i = 0; i < 2 * pair; ++i)
-          place_scores(sums + i * 256, layout_, (t + i / 2) * 16, heads_, scale,
-                       scores + static_cast<int64_t>(b) * kBlockKeys + i % 2 * 16, places);
+  void list_selected(const AttentionArgs& a, int64_t request, int64_t row) {
+    rows_.clear();
+    for (int64_t i = row * a.selected; i < (row + 1) * a.selected; ++i)
+      if (a.indices[i] >= 0) rows_.push_back(a.selected_row(request, a.indices[i]));
+  }
+
+  void score_window(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t count) {
+    const int64_t words = block_words(dim_);
+    for (int64_t b = 0; b < count; ++b) {
+      uint16_t* values = window_values_.data() + (first + b) * words;
+      values_.data()[b] = values;
+      if (tile.count > 1) {
+        score(window_scores_.data() + (first + b) * words, b, a.scale);
+        continue;
+      }
+      const uint8_t* rows[kBlockKeys];
+      window_rows(a, tile.request, first_block_ + first + b, rows);
+      if (layout_.tiles <= 2 && block_rows_.open_window(rows, dim_)) {
+        score_while([&](int64_t c, uint16_t* keys) { block_rows_.window_chunk(c, keys, values + c * kChunkWords); }, b,
+                    a.scale);
+      } else {
+        decode_window_block(block_rows_, rows, block_.data(), values, dim_, floats_.data());
+        score(block_.data(), b, a.scale);
       }
     }
   }
 
+  // Of a block of selected rows only the values are kept.
+  void score_selected(const AttentionArgs& a, int64_t from) {
+    const int64_t n = static_cast<int64_t>(rows_.size()), words = block_words(dim_), bytes = a.main_row_bytes();
+    rows_.resize((n + kBlockKeys - 1) / kBlockKeys * kBlockKeys, zero_main_.data());
+    uint16_t* values = selected_values_.reserve((blocks_ - from) * words);
+    for (int64_t b = from; b < blocks_; ++b, values += words) {
+      const uint8_t* const* rows = rows_.data() + (b - from) * kBlockKeys;
+      if (b + 1 < blocks_) {
+        for (int64_t i = 0; i < kBlockKeys; ++i)
+          for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[kBlockKeys + i] + at);
+      }
+      values_.data()[b] = values;
+      if (layout_.tiles <= 2 && block_rows_.open_main(rows, dim_)) {
+        score_while([&](int64_t c, uint16_t* keys) { block_rows_.main_chunk(c, keys, values + c * kChunkWords); }, b,
+                    a.scale);
+      } else {
+        decode_main_block(block_rows_, rows, block_.data(), values, dim_, floats_.data());
+        score(block_.data(), b, a.scale);
+      }
+    }
+  }
+
+  // Scores of one decoded block, scale * q[h] . key
+  void score(const uint16_t* keys, int64_t block, float scale) {
+    const int64_t chunks = dim_ / 32, parts = layout_.parts;
+    alignas(64) float sums[4 * 256];
+    for (int64_t t = 0; t < layout_.tiles; t += 2) {
+      const uint16_t* query = query_.data() + t * parts * chunks * kTileWords;
+      if (layout_.tiles - t == 1) {
+        score_block<1>(keys, query, parts, chunks, sums);
+      } else {
+        score_block<2>(keys, query, parts, chunks, sums);
+      }
+      place(sums, t, block, scale);
+    }
+  }
+
+  // The same for a block that decode(c, keys) makes meanwhile. All query tiles have to fit the unit: two.
+  template <typename Decode>
+  void score_while(Decode&& decode, int64_t block, float scale) {
+    alignas(64) float sums[4 * 256];
+    if (layout_.tiles == 1) {
+      score_decoding<1>(decode, block_.data(), query_.data(), layout_.parts, dim_ / 32, sums);
+    } else {
+      score_decoding<2>(decode, block_.data(), query_.data(), layout_.parts, dim_ / 32, sums);
+    }
+    place(sums, 0, block, scale);
+  }
+
+  void place(const float* sums, int64_t tile, int64_t block, float scale) {
+    for (int64_t i = 0; i < 2 * std::min<int64_t>(2, layout_.tiles - tile); ++i)
+      place_scores(sums + i * 256, layout_, (tile + i / 2) * 16, heads_, scale,
+                   scores_.data() + block * kBlockKeys + i % 2 * 16, blocks_ * kBlockKeys);
+  }
+
   // out[h] = factor[h] * sum of weights[h][place] * value
   void weigh(const float* weights, int64_t places, const float* factor, float* out) {
-    const int64_t blocks = static_cast<int64_t>(blocks_.size()), tiles = layout_.tiles, parts = layout_.parts;
-    uint16_t* split = weights_.reserve(tiles * parts * blocks * kTileWords);
+    const int64_t tiles = layout_.tiles, parts = layout_.parts, stride = parts * blocks_ * kTileWords;
+    uint16_t* split = weights_.reserve(tiles * stride);
     split_weights(weights, heads_, places, layout_, split);
-    const int64_t stride = parts * blocks * kTileWords;
-    const uint16_t** values = values_.reserve(blocks + 1);
-    for (int64_t b = 0; b < blocks; ++b) values[b] = blocks_[b].values;
     alignas(64) float sums[4 * 256];
     for (int64_t t = 0; t < tiles; t += 2) {
       const int64_t pair = std::min<int64_t>(2, tiles - t);
       for (int64_t c = 0; c < dim_ / 32; ++c) {
         if (pair == 2) {
-          value_tiles<2>(values, c * kChunkWords, split + t * stride, stride, parts, blocks, sums);
+          value_tiles<2>(values_.data(), c * kChunkWords, split + t * stride, stride, parts, blocks_, sums);
         } else {
-          value_tiles<1>(values, c * kChunkWords, split + t * stride, stride, parts, blocks, sums);
+          value_tiles<1>(values_.data(), c * kChunkWords, split + t * stride, stride, parts, blocks_, sums);
         }
         for (int64_t i = 0; i < pair; ++i)
           place_values(sums + i * 512, layout_, (t + i) * 16, heads_, factor, out + c * 32, dim_);
@@ -167,13 +199,16 @@ class AmxTileAttention {
     }
   }
 
-  int64_t dim_ = 0, heads_ = 0, first_block_ = 0;
+  int64_t dim_ = 0, heads_ = 0;
+  int64_t begin_ = 0, last_ = 0, first_block_ = 0;  // window positions of the tile
+  int64_t blocks_ = 0;                              // key blocks of the row
   PartLayout layout_;
-  Scratch<uint16_t> window_scores_, window_values_, selected_scores_, selected_values_, query_, weights_;
-  Scratch<float> row_, scores_, factor_;
+  BlockRows block_rows_;
+  Scratch<uint16_t> window_scores_, window_values_, selected_values_, block_, query_, weights_;
+  Scratch<uint8_t> zero_window_, zero_main_;
+  Scratch<float> floats_, scores_, factor_;
   Scratch<const uint16_t*> values_;
-  std::vector<Block> blocks_;
-  std::vector<const uint8_t*> rows_;
+  std::vector<const uint8_t*> rows_;  // selected rows
 };
 
 inline void attend_amx(const AttentionArgs& a) {

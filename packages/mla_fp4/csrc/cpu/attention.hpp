@@ -7,5 +7,10 @@
 namespace mla_fp4 {
 
 KERNEL_CORE_DECLARE(void, sparse_attention, (const kernel_core::AttentionArgs&))
+#if KERNEL_CORE_X86
+namespace amx {
+void sparse_attention(const kernel_core::AttentionArgs&);
+}
+#endif
 
 }  // namespace mla_fp4

@@ -7,5 +7,10 @@
 namespace swa_replay {
 
 KERNEL_CORE_DECLARE(void, window_attention, (const kernel_core::AttentionArgs&))
+#if KERNEL_CORE_X86
+namespace amx {
+void window_attention(const kernel_core::AttentionArgs&);
+}
+#endif
 
 }  // namespace swa_replay

@@ -75,7 +75,8 @@ inline void check_batch(const int32_t* cu_seqlens, const int64_t* start_pos, con
     if (ring_slot[b] < 0 || ring_slot[b] >= slots)
       fail("ring_slot" + at(b), ring_slot[b], "0 to " + std::to_string(slots - 1));
   }
-  if (cu_seqlens[batch] != rows) fail("cu_seqlens[-1]", cu_seqlens[batch], std::to_string(rows) + ", the number of rows");
+  if (cu_seqlens[batch] != rows)
+    fail("cu_seqlens[-1]", cu_seqlens[batch], std::to_string(rows) + ", the number of rows");
 }
 
 // Every index has to name a row that exists. Nothing is written before this has passed.

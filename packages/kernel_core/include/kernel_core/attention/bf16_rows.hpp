@@ -1,31 +1,26 @@
-// Cache rows as bfloat16 tiles for the tile unit (AMX). Every finite value of the packed formats is exact in bfloat16:
-// an E4M3 value has 4 significant bits and its scale is a power of two; E2M1 times E4M3 has at most 6 bits.
+// Cache rows as bfloat16 operands of the tile unit (AMX). Every finite value of the packed formats is exact in
+// bfloat16: an E4M3 value has 4 significant bits and its scale is a power of two; E2M1 times E4M3 has at most 6 bits.
 //
 // A block is 32 keys, held twice:
 //   scores: for each 32 channels, 32 keys x 32 channels          (left operand, two tiles of 16 keys)
 //   values: for each 32 channels, even then odd channels, 16 pairs of keys x 16 channels x 2   (right operand)
-// Both are 64 bytes a line, 2 KiB for each 32 channels.
+// Both are 64 bytes a line, 2 KiB for each 32 channels. Keys are decoded in pairs, which share value lines.
 #pragma once
 
 #include <algorithm>
 
 #include "kernel_core/attention/rows.hpp"
+#include "kernel_core/attention/scratch.hpp"
 
 namespace kernel_core {
 namespace KERNEL_CORE_ISA {
 
 inline constexpr int64_t kBlockKeys = 32;
-inline constexpr int64_t kTileWords = 512;                 // bfloat16 values in a tile of 16 x 64 bytes
-inline constexpr int64_t kChunkWords = 2 * kTileWords;     // 32 keys x 32 channels
+inline constexpr int64_t kTileWords = 512;              // bfloat16 values in a tile of 16 lines of 64 bytes
+inline constexpr int64_t kChunkWords = 2 * kTileWords;  // 32 keys x 32 channels
 inline int64_t block_words(int64_t dim) { return dim / 32 * kChunkWords; }
 
-// The line of one key for channels 32 c ... 32 c + 31 of a score block
-inline uint16_t* key_line(uint16_t* block, int64_t c, int64_t key) { return block + c * kChunkWords + key * 32; }
-
-inline void fill_key(uint16_t* block, int64_t key, int64_t dim, uint16_t value) {
-  const __m512i v = _mm512_set1_epi16(static_cast<short>(value));
-  for (int64_t c = 0; c < dim / 32; ++c) _mm512_storeu_si512(key_line(block, c, key), v);
-}
+inline __mmask16 first_lanes(int64_t n) { return n < 16 ? static_cast<__mmask16>((1u << n) - 1) : 0xFFFF; }
 
 // The high halves of 32 floats, in order: exact for values that are bfloat16 already, truncation otherwise.
 inline __m512i high_halves(__m512 low, __m512 high) {
@@ -34,106 +29,189 @@ inline __m512i high_halves(__m512 low, __m512 high) {
   return _mm512_permutex2var_epi16(_mm512_castps_si512(low), order, _mm512_castps_si512(high));
 }
 
-// A row through float32, for scales that the shortcut cannot take. A row with a value that is not finite becomes NaN
-// as a whole. Returns false for such a row.
-inline bool key_from_floats(const float* row, uint16_t* block, int64_t key, int64_t dim) {
-  bool finite = true;
-  for (int64_t i = 0; i < dim; ++i) finite &= std::isfinite(row[i]);
-  if (!finite) {
-    fill_key(block, key, dim, 0x7FC0);
-    return false;
-  }
-  for (int64_t c = 0; c < dim / 32; ++c) {
-    const float* x = row + c * 32;
-    _mm512_storeu_si512(key_line(block, c, key), high_halves(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)));
-  }
-  return true;
-}
-
-// Codes 1 to 7 (units of 2^-9), as bfloat16 with the exponent of scale 1
-inline __m512i e4m3_subnormal_bf16(__m512i codes) {
-  const __m512i table = _mm512_zextsi128_si512(_mm_setr_epi16(0, 118 << 7, 119 << 7, (119 << 7) | 64, 120 << 7,
-                                                              (120 << 7) | 32, (120 << 7) | 64, (120 << 7) | 96));
-  return _mm512_permutexvar_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(7)), table);
-}
-
-// A window row as key `key` of a score block. The exponent is moved by integer addition: an E4M3 byte, sign-extended
-// and shifted by 4, is a bfloat16 whose exponent is too small by 120; the scale adds its own.
-inline bool window_key(const uint8_t* row, uint16_t* block, int64_t key, int64_t dim, float* scratch) {
-  if (window_row_is_odd(row, dim, 10, 246)) {
-    decode_window_row(row, scratch, dim);
-    return key_from_floats(scratch, block, key, dim);
-  }
-  const __m512i keep = _mm512_set1_epi16(static_cast<short>(0x87F0)), exponent = _mm512_set1_epi16(0x78);
-  for (int64_t c = 0; c < dim / 32; ++c) {
-    const int scale = row[dim + c];
-    const __m512i codes = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + c * 32)));
-    const __mmask32 normal = _mm512_test_epi16_mask(codes, exponent);
-    const __m512i shifted = _mm512_and_si512(_mm512_slli_epi16(codes, 4), keep);
-    const __m512i moved = _mm512_set1_epi16(static_cast<short>((scale - 7) << 7));
-    __m512i v = _mm512_mask_add_epi16(shifted, normal, shifted, moved);
-    const __mmask32 subnormal = _mm512_mask_test_epi16_mask(~normal, codes, _mm512_set1_epi16(7));
-    if (subnormal) {
-      const __m512i sign = _mm512_and_si512(shifted, _mm512_set1_epi16(static_cast<short>(0x8000)));
-      const __m512i up = _mm512_set1_epi16(static_cast<short>((scale - 127) * 128));
-      const __m512i value = _mm512_or_si512(sign, _mm512_add_epi16(e4m3_subnormal_bf16(codes), up));
-      v = _mm512_mask_mov_epi16(v, subnormal, value);
-    } else {
-      v = _mm512_maskz_mov_epi16(normal, v);  // zeros without their sign, like an absent key
-    }
-    _mm512_storeu_si512(key_line(block, c, key), v);
-  }
-  return true;
-}
-
-// A main row as key `key` of a score block: even and odd channels are looked up apart and joined as word pairs.
-inline bool main_key(const uint8_t* row, uint16_t* block, int64_t key, int64_t dim) {
-  const __m512 codes = _mm512_load_ps(kE2M1);
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-  const int64_t groups = dim / 16;
-  __mmask16 odd = 0;
-  for (int64_t g = 0; g < groups; g += 16) {
-    const int64_t n = groups - g < 16 ? groups - g : 16;
-    alignas(16) uint8_t bytes[16] = {};
-    std::memcpy(bytes, row + dim / 2 + g, static_cast<size_t>(n));
-    const __m512 scales = decode_e4m3_vec(bytes).v;
-    odd |= _mm512_cmp_ps_mask(scales, scales, _CMP_UNORD_Q);
-    __m512i pick = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    for (int64_t c = g / 2; c < (g + n) / 2; ++c) {
-      const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + c * 16)));
-      const __m512 scale = _mm512_permutexvar_ps(pick, scales);
-      pick = _mm512_add_epi32(pick, _mm512_set1_epi32(2));
-      const __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(pairs, codes), scale);
-      const __m512 odds = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), codes), scale);
-      const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-      // low | (odds & high)
-      _mm512_storeu_si512(key_line(block, c, key), _mm512_ternarylogic_epi32(low, _mm512_castps_si512(odds), high, 0xF8));
-    }
-  }
-  if (odd) fill_key(block, key, dim, 0x7FC0);
-  return !odd;
-}
-
-// The value form of a score block: pairs of keys interleaved, even channels apart from odd ones.
-inline void value_form(const uint16_t* scores, uint16_t* values, int64_t dim) {
+// 32 channels of keys 2 pair (a) and 2 pair + 1 (b), in both forms of their chunk.
+inline void store_pair(__m512i a, __m512i b, uint16_t* scores, uint16_t* values, int64_t pair) {
   const __mmask32 second = 0xAAAAAAAA;
-  for (int64_t c = 0; c < dim / 32; ++c) {
-    const uint16_t* from = scores + c * kChunkWords;
-    uint16_t* to = values + c * kChunkWords;
-    for (int64_t pair = 0; pair < kBlockKeys / 2; ++pair) {
-      const __m512i a = _mm512_loadu_si512(from + pair * 64), b = _mm512_loadu_si512(from + pair * 64 + 32);
-      _mm512_storeu_si512(to + pair * 32, _mm512_mask_mov_epi16(a, second, _mm512_slli_epi32(b, 16)));
-      _mm512_storeu_si512(to + kTileWords + pair * 32, _mm512_mask_mov_epi16(_mm512_srli_epi32(a, 16), second, b));
+  uint16_t *keys = scores + pair * 64, *lines = values + pair * 32;
+  _mm512_store_si512(keys, a);
+  _mm512_store_si512(keys + 32, b);
+  _mm512_store_si512(lines, _mm512_mask_mov_epi16(a, second, _mm512_slli_epi32(b, 16)));
+  _mm512_store_si512(lines + kTileWords, _mm512_mask_mov_epi16(_mm512_srli_epi32(a, 16), second, b));
+}
+
+// What a window row needs: the shortcut alone, the shortcut with subnormal codes, or the way through float32 (a NaN,
+// or a scale that takes an exponent out of range).
+enum class RowClass { plain, subnormal, odd };
+
+inline RowClass classify_window_row(const uint8_t* row, int64_t dim) {
+  const __m512i two = _mm512_set1_epi8(2);
+  __m512i low = _mm512_set1_epi8(-1), high = _mm512_setzero_si512();
+  for (int64_t i = 0; i < dim; i += 64) {
+    const __m512i b = _mm512_maskz_loadu_epi8(dim - i < 64 ? 0xFFFFFFFFu : ~__mmask64{0}, row + i);
+    const __m512i twice = _mm512_add_epi8(b, b);  // without the sign: 0 zero, 2 to 14 subnormal, 254 NaN
+    low = _mm512_min_epu8(low, _mm512_sub_epi8(twice, two));
+    high = _mm512_max_epu8(high, twice);
+  }
+  bool odd = _mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8(static_cast<char>(254))) != 0;
+  for (int64_t g = 0; g < dim / 32; g += 16) {
+    const __mmask16 some = first_lanes(dim / 32 - g);
+    const __m128i scale = _mm_sub_epi8(_mm_maskz_loadu_epi8(some, row + dim + g), _mm_set1_epi8(10));
+    odd |= _mm_mask_cmpgt_epu8_mask(some, scale, _mm_set1_epi8(static_cast<char>(236))) != 0;  // not in 10 to 246
+  }
+  if (odd) return RowClass::odd;
+  return _mm512_cmple_epu8_mask(low, _mm512_set1_epi8(12)) ? RowClass::subnormal : RowClass::plain;
+}
+
+// 32 codes to bfloat16. An E4M3 byte, sign-extended and shifted by 4, is a bfloat16 whose exponent is too small by
+// 120; `up` adds that and the scale's own exponent by integer addition.
+template <bool kSubnormal>
+inline __m512i window_values(const uint8_t* codes, uint32_t up) {
+  const __m512i keep = _mm512_set1_epi16(static_cast<short>(0x87F0)), exponent = _mm512_set1_epi16(0x0780);
+  const __m512i bytes = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+  const __m512i shifted = _mm512_and_si512(_mm512_slli_epi16(bytes, 4), keep);
+  const __mmask32 normal = _mm512_test_epi16_mask(shifted, exponent);
+  const __m512i moved = _mm512_set1_epi32(static_cast<int>(up));
+  const __m512i v = _mm512_maskz_add_epi16(normal, shifted, moved);
+  if constexpr (!kSubnormal) return v;
+  // units of 2^-9, as bfloat16 less the 120 that `up` adds
+  const __m512i table = _mm512_zextsi128_si512(_mm_setr_epi16(0, -2 * 128, -128, -64, 0, 32, 64, 96));
+  const __mmask32 subnormal = _mm512_mask_test_epi16_mask(~normal, bytes, _mm512_set1_epi16(7));
+  const __m512i units = _mm512_permutexvar_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(7)), table);
+  const __m512i sign = _mm512_and_si512(shifted, _mm512_set1_epi16(static_cast<short>(0x8000)));
+  return _mm512_mask_mov_epi16(v, subnormal, _mm512_or_si512(sign, _mm512_add_epi16(units, moved)));
+}
+
+// 32 codes and their two scales. Even and odd channels are looked up apart and joined as word pairs.
+inline __m512i main_values(const uint8_t* codes, const uint32_t* scales) {
+  const __m512 table = _mm512_load_ps(kE2M1);
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+  const __m512 scale = _mm512_castsi512_ps(
+      _mm512_mask_set1_epi32(_mm512_set1_epi32(static_cast<int>(scales[0])), 0xFF00, static_cast<int>(scales[1])));
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  const __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(bytes, table), scale);
+  const __m512 odd = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table), scale);
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  return _mm512_ternarylogic_epi32(low, _mm512_castps_si512(odd), high, 0xF8);  // low | (odd & high)
+}
+
+// What decoding needs to know of a block's rows before it starts: for window rows what the scales add to exponents,
+// (scale - 7) << 7 in both halves of a word; for main rows the scales as floats. Then each chunk of 32 channels can be
+// made on its own, in both forms, so that stores run through memory in order.
+class BlockRows {
+ public:
+  // False when a row needs the way through float32.
+  bool open_window(const uint8_t* const* rows, int64_t dim) {
+    rows_ = rows, groups_ = dim / 32, subnormal_ = 0, odd_ = 0;
+    uint32_t* steps = table_.reserve(kBlockKeys * groups_ + 16);
+    for (int64_t i = 0; i < kBlockKeys; ++i) {
+      const RowClass kind = classify_window_row(rows[i], dim);
+      subnormal_ |= static_cast<uint32_t>(kind == RowClass::subnormal) << i;
+      odd_ |= static_cast<uint32_t>(kind == RowClass::odd) << i;
+      for (int64_t g = 0; g < groups_; g += 16) {
+        const __m128i scales = _mm_maskz_loadu_epi8(first_lanes(groups_ - g), rows[i] + dim + g);
+        const __m512i step = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_cvtepu8_epi32(scales), _mm512_set1_epi32(7)), 7);
+        _mm512_mask_storeu_epi32(steps + i * groups_ + g, first_lanes(groups_ - g),
+                                 _mm512_or_si512(_mm512_slli_epi32(step, 16), step));
+      }
     }
+    return odd_ == 0;
+  }
+
+  bool open_main(const uint8_t* const* rows, int64_t dim) {
+    rows_ = rows, groups_ = dim / 16, odd_ = 0;
+    uint32_t* scales = table_.reserve(kBlockKeys * groups_ + 16);
+    for (int64_t i = 0; i < kBlockKeys; ++i) {
+      for (int64_t g = 0; g < groups_; g += 16) {
+        alignas(16) uint8_t bytes[16];
+        const __mmask16 some = first_lanes(groups_ - g);
+        _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_maskz_loadu_epi8(some, rows[i] + dim / 2 + g));
+        const __m512 v = decode_e4m3_vec(bytes).v;
+        _mm512_mask_storeu_ps(scales + i * groups_ + g, some, v);
+        odd_ |= static_cast<uint32_t>(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0) << i;
+      }
+    }
+    return odd_ == 0;
+  }
+
+  // Chunk c of all 32 keys; rows that are odd give values not to rely on.
+  void window_chunk(int64_t c, uint16_t* scores, uint16_t* values) const {
+    const uint32_t* steps = table_.data() + c;
+    for (int64_t pair = 0; pair < kBlockKeys / 2; ++pair, steps += 2 * groups_) {
+      const uint8_t *a = rows_[2 * pair] + c * 32, *b = rows_[2 * pair + 1] + c * 32;
+      if (subnormal_ >> (2 * pair) & 3) {
+        store_pair(window_values<true>(a, steps[0]), window_values<true>(b, steps[groups_]), scores, values, pair);
+      } else {
+        store_pair(window_values<false>(a, steps[0]), window_values<false>(b, steps[groups_]), scores, values, pair);
+      }
+    }
+  }
+
+  void main_chunk(int64_t c, uint16_t* scores, uint16_t* values) const {
+    const uint32_t* scales = table_.data() + 2 * c;
+    for (int64_t pair = 0; pair < kBlockKeys / 2; ++pair, scales += 2 * groups_) {
+      const uint8_t *a = rows_[2 * pair] + c * 16, *b = rows_[2 * pair + 1] + c * 16;
+      store_pair(main_values(a, scales), main_values(b, scales + groups_), scores, values, pair);
+    }
+  }
+
+  uint32_t odd() const { return odd_; }
+  const uint8_t* const* rows() const { return rows_; }
+
+ private:
+  const uint8_t* const* rows_ = nullptr;
+  int64_t groups_ = 0;
+  uint32_t subnormal_ = 0, odd_ = 0;  // a bit a row
+  Scratch<uint32_t> table_;
+};
+
+// A pair through float32. A row with a value that is not finite becomes NaN as a whole where scores are made of it, and
+// zero as a value: weight 0 times NaN would reach rows that do not see the key, while those that do see it get NaN
+// through their scores. `scratch` holds 2 dim floats.
+template <typename DecodeRow>
+inline void any_pair(DecodeRow decode_row, const uint8_t* const* rows, uint16_t* scores, uint16_t* values, int64_t pair,
+                     int64_t dim, float* scratch) {
+  bool finite[2] = {true, true};
+  for (int r = 0; r < 2; ++r) {
+    float* x = scratch + r * dim;
+    decode_row(rows[r], x, dim);
+    for (int64_t i = 0; i < dim; ++i) finite[r] &= std::isfinite(x[i]);
+  }
+  const __m512i nan = _mm512_set1_epi16(0x7FC0);
+  for (int64_t c = 0; c < dim / 32; ++c, scores += kChunkWords, values += kChunkWords) {
+    __m512i v[2];
+    for (int r = 0; r < 2; ++r) {
+      const float* x = scratch + r * dim + c * 32;
+      v[r] = finite[r] ? high_halves(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)) : _mm512_setzero_si512();
+    }
+    store_pair(v[0], v[1], scores, values, pair);
+    for (int r = 0; r < 2; ++r)
+      if (!finite[r]) _mm512_store_si512(scores + (2 * pair + r) * 32, nan);
   }
 }
 
-// Zeros in place of a key that is not finite: weight 0 times NaN would reach rows that do not see the key. Rows that
-// do see it get NaN through their scores.
-inline void erase_value(uint16_t* values, int64_t key, int64_t dim) {
-  for (int64_t line = 0; line < dim / 16; ++line)
-    for (int64_t i = 0; i < 16; ++i) values[line * kTileWords + key / 2 * 32 + 2 * i + key % 2] = 0;
+// A whole block in both forms.
+inline void decode_window_block(BlockRows& block, const uint8_t* const* rows, uint16_t* scores, uint16_t* values,
+                                int64_t dim, float* scratch) {
+  block.open_window(rows, dim);
+  for (int64_t c = 0; c < dim / 32; ++c) block.window_chunk(c, scores + c * kChunkWords, values + c * kChunkWords);
+  for (int64_t pair = 0; block.odd() != 0 && pair < kBlockKeys / 2; ++pair)
+    if (block.odd() >> (2 * pair) & 3) any_pair(decode_window_row, rows + 2 * pair, scores, values, pair, dim, scratch);
 }
+
+inline void decode_main_block(BlockRows& block, const uint8_t* const* rows, uint16_t* scores, uint16_t* values,
+                              int64_t dim, float* scratch) {
+  block.open_main(rows, dim);
+  for (int64_t c = 0; c < dim / 32; ++c) block.main_chunk(c, scores + c * kChunkWords, values + c * kChunkWords);
+  for (int64_t pair = 0; block.odd() != 0 && pair < kBlockKeys / 2; ++pair)
+    if (block.odd() >> (2 * pair) & 3) any_pair(decode_main_row, rows + 2 * pair, scores, values, pair, dim, scratch);
+}
+
+// Rows of zeros, for places without a key
+inline void zero_window_row(uint8_t* row, int64_t dim) {
+  std::fill(row, row + dim, uint8_t{0});
+  std::fill(row + dim, row + dim + dim / 32, uint8_t{127});
+}
+inline void zero_main_row(uint8_t* row, int64_t dim) { std::fill(row, row + dim / 2 + dim / 16, uint8_t{0}); }
 
 }  // namespace KERNEL_CORE_ISA
 }  // namespace kernel_core

@@ -86,7 +86,8 @@ inline void split_queries(const float* q, int64_t heads, int64_t dim, const Part
 }
 
 // Weights as left operands: for each tile, part and block of 32 keys, 16 lines x 32 keys.
-inline void split_weights(const float* weights, int64_t heads, int64_t places, const PartLayout& layout, uint16_t* out) {
+inline void split_weights(const float* weights, int64_t heads, int64_t places, const PartLayout& layout,
+                          uint16_t* out) {
   const int64_t blocks = places / kBlockKeys, rows = layout.side_by_side ? kParts * heads : heads;
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t b = 0; b < blocks; ++b) {
@@ -118,7 +119,8 @@ inline void place_scores(const float* sums, const PartLayout& layout, int64_t he
   for (int64_t h = head; h < std::min(heads, head + 16); ++h) {
     __m512 s = _mm512_castsi512_ps(columns[h - head]);
     if (layout.side_by_side) {
-      const __m512 rest = _mm512_add_ps(_mm512_castsi512_ps(columns[heads + h]), _mm512_castsi512_ps(columns[2 * heads + h]));
+      const __m512 rest =
+          _mm512_add_ps(_mm512_castsi512_ps(columns[heads + h]), _mm512_castsi512_ps(columns[2 * heads + h]));
       s = _mm512_add_ps(s, rest);
     }
     _mm512_storeu_ps(scores + h * stride, _mm512_mul_ps(s, factor));

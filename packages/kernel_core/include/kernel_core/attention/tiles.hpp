@@ -6,9 +6,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "kernel_core/attention/args.hpp"
@@ -16,29 +13,6 @@
 
 namespace kernel_core {
 namespace KERNEL_CORE_ISA {
-
-// Grows, never shrinks, holds nothing across uses; cache-line aligned, so that no vector load straddles two lines.
-template <typename T>
-class Scratch {
- public:
-  T* reserve(int64_t n) {
-    if (n > size_) {
-      const size_t bytes = (n * sizeof(T) + 4095) / 4096 * 4096;
-      data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
-      if (!data_) throw std::bad_alloc();
-      size_ = static_cast<int64_t>(bytes / sizeof(T));
-    }
-    return data_.get();
-  }
-  T* data() const { return data_.get(); }
-
- private:
-  struct Free {
-    void operator()(T* p) const { std::free(p); }
-  };
-  std::unique_ptr<T, Free> data_;
-  int64_t size_ = 0;
-};
 
 struct Tile {
   int64_t request, row, count;   // rows [row, row + count) of the flattened batch
