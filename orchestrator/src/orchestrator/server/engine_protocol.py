@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from orchestrator.engine.request import Event, SamplingParams
@@ -29,11 +29,12 @@ class EngineProgress(Protocol):
 class AsyncEngineProtocol(Protocol):
     """An engine behind an event loop.
 
-    `generate` yields `Ready` first and `Finished` last; closing the iterator early aborts the request. It raises
-    `ValueError` for what can never run, `EngineFull` when the queue is full, `RuntimeError` when the engine died.
+    `generate` yields `Ready` first and `Finished` last; closing the iterator early (`aclose`) aborts the request. It
+    raises `ValueError` for what can never run, `EngineFull` when the queue is full, `RuntimeError` when the engine
+    has died.
     """
 
-    def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncGenerator[Event, None]: ...
+    def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncIterator[Event]: ...
 
     @property
     def progress(self) -> EngineProgress: ...

@@ -10,7 +10,7 @@ from typing import Any
 
 import deepseek_recipe as recipe
 
-from orchestrator.engine.request import EngineFull, Event, Finished, Ready, TokenOutput
+from orchestrator.engine.request import EngineFull, Finished, Ready, TokenOutput
 from orchestrator.server.api import Api
 from orchestrator.server.convert import Prepared
 from orchestrator.server.engine_protocol import AsyncEngineProtocol
@@ -35,7 +35,7 @@ class Generation:
         self.prompt_tokens = len(prepared.prompt)
         self.cached_tokens = self.output_tokens = 0
         self._api, self._prepared, self._tokenizer, self._metrics = api, prepared, tokenizer, metrics
-        self._source: AsyncGenerator[Event, None] = engine.generate(self.id, prepared.prompt, prepared.params)
+        self._source: Any = engine.generate(self.id, prepared.prompt, prepared.params)
         self._began = time.monotonic()
         self._reason = "abort"
         generator = api.generator(prepared.converted, self.id, prepared.model, prepared.extra)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import uvicorn
 from fastapi import FastAPI
 
@@ -23,3 +26,14 @@ def make_server(app: FastAPI, settings: ServerSettings, *, log_level: str = "inf
             timeout_graceful_shutdown=30,
         )
     )
+
+
+def open_socket(settings: ServerSettings) -> socket.socket:
+    """A listening socket on the host and port of the settings. Raises ValueError if that is not possible."""
+    check_bind(settings)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=2048)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise ValueError(f"port: cannot listen on {settings.host}:{settings.port} ({reason}); give another") from None

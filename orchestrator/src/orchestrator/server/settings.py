@@ -27,22 +27,22 @@ class ServerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_name: str = Field("v41-mini", min_length=1)
+    model_name: str = Field(default="v41-mini", min_length=1)
     aliases: tuple[str, ...] = ()
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    api_keys: tuple[str, ...] = Field((), repr=False)
-    max_context: int = Field(4096, ge=2)
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    max_context: int = Field(default=4096, ge=2)
     thinking: bool = True
-    default_max_tokens: int | None = Field(None, ge=1)
-    max_body_bytes: int = Field(8 * 2**20, ge=1)
-    body_timeout: float = Field(30.0, gt=0)
-    max_requests: int = Field(256, ge=1)
-    ready_timeout: float = Field(300.0, gt=0)
-    keep_alive: float = Field(15.0, gt=0)
-    requests_per_minute: float = Field(0.0, ge=0)
-    tokens_per_minute: float = Field(0.0, ge=0)
-    stall_limit: float = Field(60.0, gt=0)
+    default_max_tokens: int | None = Field(default=None, ge=1)
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1)
+    body_timeout: float = Field(default=30.0, gt=0)
+    max_requests: int = Field(default=256, ge=1)
+    ready_timeout: float = Field(default=300.0, gt=0)
+    keep_alive: float = Field(default=15.0, gt=0)
+    requests_per_minute: float = Field(default=0.0, ge=0)
+    tokens_per_minute: float = Field(default=0.0, ge=0)
+    stall_limit: float = Field(default=60.0, gt=0)
 
     @field_validator("api_keys")
     @classmethod

@@ -1,0 +1,162 @@
+"""The command line. Only what `--help` needs is imported here; each command brings its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands.errors import UsageError
+
+_EXAMPLES = """\b
+Examples:
+  fathom generate "def fibonacci(n):" --max-tokens 64 --seed 1 --stats
+  fathom generate "A point:" --json-schema schema.json --temperature 0
+  fathom serve --port 8000
+  fathom init v41-mini models/mine --seed 7
+  fathom bench list
+  fathom doctor
+  fathom test packages/mla_fp4 -k topk
+"""
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    help="DeepSeek-V4.1-Flash from open parts: kernels, engine, server.",
+    epilog=_EXAMPLES,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str | None, typer.Option(help="folder of a checkpoint, or v41-mini or v41-nano")]
+Threads = Annotated[int | None, typer.Option(min=1, help="threads of the kernels; default: all cores")]
+Reproducible = Annotated[
+    bool, typer.Option("--reproducible/--no-reproducible", help="products in a fixed tile: no bit depends on the batch")
+]
+
+
+@app.command(
+    epilog='\b\nExamples:\n  fathom generate "Hello" --temperature 0\n  cat notes.txt | fathom generate - --stop END'
+)
+def generate(
+    prompt: Annotated[str, typer.Argument(help="text to continue; - reads standard input")],
+    model: Model = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens at most")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most likely token")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="smallest set of tokens with this probability, in (0, 1]")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="the k most likely tokens; 0 takes all")] = 0,
+    seed: Annotated[int | None, typer.Option(help="the same seed gives the same text")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(help="JSON schema that the text obeys: a file or the schema")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="regular expression that the whole text matches")] = None,
+    lark: Annotated[str | None, typer.Option(help="Lark grammar of the text: a file or the grammar")] = None,
+    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    reproducible: Reproducible = True,
+    threads: Threads = None,
+    stats: Annotated[bool, typer.Option("--stats", help="print speed to standard error")] = False,
+) -> None:
+    """Continue a text; it is printed as it comes."""
+    from orchestrator.commands.generate import GenerateOptions
+    from orchestrator.commands.generate import generate as run
+
+    values = {name: value for name, value in locals().items() if name in GenerateOptions.__dataclass_fields__}
+    raise typer.Exit(run(GenerateOptions(**{**values, "stop": tuple(stop or ())})))
+
+
+@app.command(
+    epilog="\b\nExamples:\n  fathom serve\n  fathom serve --host 0.0.0.0 --api-key-file keys.txt --alias claude-local"
+)
+def serve(
+    model: Model = None,
+    name: Annotated[str | None, typer.Option(help="model name in the API; default: the folder's name")] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="another accepted model name; may be repeated")] = None,
+    host: Annotated[str, typer.Option(help="address; beyond loopback only with an API key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
+    api_key_file: Annotated[Path | None, typer.Option(help="keys, one a line; also FATHOM_API_KEYS=a,b")] = None,
+    max_context: Annotated[int | None, typer.Option(min=2, help="tokens of prompt and output")] = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="requests in work or waiting; one more gets 429")] = 256,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="requests in one batch")] = 16,
+    num_blocks: Annotated[int, typer.Option(min=1, help="cache blocks of 128 tokens")] = 512,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="largest request body")] = 8.0,
+    default_max_tokens: Annotated[int | None, typer.Option(min=1, help="for requests that give no limit")] = None,
+    requests_per_minute: Annotated[float, typer.Option(min=0, help="for each key; 0: no limit")] = 0.0,
+    tokens_per_minute: Annotated[float, typer.Option(min=0, help="for each key; 0: no limit")] = 0.0,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="reason unless a request says not to")
+    ] = None,
+    reproducible: Reproducible = True,
+    threads: Threads = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+) -> None:
+    """Serve the OpenAI and Anthropic protocols over HTTP."""
+    from orchestrator.commands.serve import ServeOptions
+    from orchestrator.commands.serve import serve as run
+
+    values = {name: value for name, value in locals().items() if name in ServeOptions.__dataclass_fields__}
+    raise typer.Exit(run(ServeOptions(**{**values, "alias": tuple(alias or ())})))
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="v41-mini (30M parameters) or v41-nano (3M)")],
+    path: Annotated[Path | None, typer.Argument(help="folder; default: models/NAME")] = None,
+    seed: Annotated[int, typer.Option(help="of the random weights")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="write over an existing model")] = False,
+) -> None:
+    """Write a random checkpoint with its tokenizer, in the official layout."""
+    from orchestrator.commands.init import init as run
+
+    raise typer.Exit(run(name, path, seed, force))
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Time kernels: `fathom bench --help` says how."""
+    from orchestrator.commands.tools import bench as run
+
+    raise typer.Exit(run(context.args))
+
+
+@app.command(context_settings=_PASS_ON, add_help_option=False)
+def test(context: typer.Context) -> None:
+    """Run all tests; arguments go to pytest."""
+    from orchestrator.commands.tools import test as run
+
+    raise typer.Exit(run(context.args))
+
+
+@app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="leave the trial run of the smallest model out")] = False,
+) -> None:
+    """Say what works on this machine."""
+    from orchestrator.commands.doctor import doctor as run
+
+    raise typer.Exit(run(quick))
+
+
+def main() -> None:
+    """Entry point. Errors that a user can act upon are printed in one piece, without a traceback."""
+    try:
+        app(prog_name="fathom")
+    except UsageError as error:
+        print(f"fathom: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        # Bad input is a ValueError that names the argument; a missing or damaged file names itself.
+        if os.environ.get("FATHOM_TRACEBACK"):
+            raise
+        print(f"fathom: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

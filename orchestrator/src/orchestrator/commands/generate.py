@@ -1,0 +1,126 @@
+"""`fathom generate`: continue one text."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.errors import UsageError
+from orchestrator.commands.paths import find_model
+from orchestrator.commands.threads import use_threads
+
+if TYPE_CHECKING:
+    from orchestrator.engine.request import GrammarSpec, SamplingParams
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """The options of the command, as given."""
+
+    prompt: str
+    model: str | None = None
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    json_schema: str | None = None
+    regex: str | None = None
+    lark: str | None = None
+    device: str = "cpu"
+    reproducible: bool = True
+    threads: int | None = None
+    stats: bool = False
+
+
+def generate(options: GenerateOptions) -> int:
+    """Print the continuation as it comes; returns the exit status."""
+    if options.device != "cpu":
+        raise UsageError(f"--device: got {options.device!r}, allowed is cpu (`fathom doctor` lists what works here)")
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not prompt:
+        raise UsageError("The prompt is empty; give some text, or - to read it from standard input")
+    use_threads(options.threads)
+    params = _params(options)
+    folder = find_model(options.model)
+    from orchestrator.engine.llm import LLM
+    from orchestrator.engine.request import Finished, Ready, TokenOutput
+
+    llm = LLM(folder, dense="fixed" if options.reproducible else "library")
+    began, first, tokens, ready = time.perf_counter(), 0.0, 0, None
+    try:
+        for event in llm.stream(prompt, params):
+            if isinstance(event, Ready):
+                ready = event
+            elif isinstance(event, TokenOutput):
+                first = first or time.perf_counter()
+                tokens += 1
+                _write(event.text)
+            elif isinstance(event, Finished):
+                _write(event.text + ("\n" if sys.stdout.isatty() else ""))
+                if event.reason == "error":
+                    raise UsageError(f"Generation failed: {event.error}", code=1)
+    except BrokenPipeError:  # the reader, for instance `head`, has enough
+        sys.stderr.close()
+        return 0
+    if options.stats:
+        _print_stats(ready.prompt_tokens if ready else 0, tokens, began, first)
+    return 0
+
+
+def _params(options: GenerateOptions) -> SamplingParams:
+    from orchestrator.engine.request import SamplingParams
+
+    try:
+        return SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            seed=options.seed,
+            stop=options.stop,
+            grammar=_grammar(options),
+        )
+    except ValueError as error:
+        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from None
+
+
+def _grammar(options: GenerateOptions) -> GrammarSpec | None:
+    from orchestrator.engine.request import GrammarSpec
+
+    given = {"json_schema": options.json_schema, "regex": options.regex, "lark": options.lark}
+    chosen = {kind: text for kind, text in given.items() if text is not None}
+    if len(chosen) > 1:
+        raise UsageError(f"Give one of {', '.join('--' + kind.replace('_', '-') for kind in chosen)}, not several")
+    for kind, text in chosen.items():
+        if kind != "regex" and not text.lstrip().startswith("{") and "\n" not in text and _is_file(text):
+            text = Path(text).read_text(encoding="utf-8")
+        return GrammarSpec(kind, text)  # type: ignore[arg-type]
+    return None
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # too long for a name
+        return False
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _print_stats(prompt: int, tokens: int, began: float, first: float) -> None:
+    ended = time.perf_counter()
+    parts = [f"{prompt} prompt tokens", f"{tokens} new tokens"]
+    if first:
+        parts.append(f"first token after {first - began:.3f} s")
+    if tokens > 1:
+        parts.append(f"{(tokens - 1) / (ended - first):.1f} tokens/s after that")
+    print(f"\n{', '.join(parts)}", file=sys.stderr)

@@ -1,0 +1,131 @@
+"""`fathom serve`: the HTTP server over one engine in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.commands.errors import UsageError
+from orchestrator.commands.paths import find_model
+from orchestrator.commands.threads import use_threads
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of the command, as given."""
+
+    model: str | None = None
+    name: str | None = None
+    alias: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+    max_context: int | None = None
+    max_requests: int = 256
+    max_num_seqs: int = 16
+    num_blocks: int = 512
+    max_body_mb: float = 8.0
+    default_max_tokens: int | None = None
+    requests_per_minute: float = 0.0
+    tokens_per_minute: float = 0.0
+    thinking: bool | None = None
+    reproducible: bool = True
+    threads: int | None = None
+    log_level: str = "info"
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until interrupted; returns the exit status."""
+    use_threads(options.threads)
+    keys = read_keys(options.api_key_file)
+    settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
+    from orchestrator.server.run import make_server, open_socket
+
+    try:  # before the model is loaded: a taken port should not cost a minute
+        listening = open_socket(settings)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    with listening:
+        folder = find_model(options.model)
+        from orchestrator.engine.async_engine import AsyncEngine
+        from orchestrator.engine.config import EngineConfig
+        from orchestrator.engine.engine import Engine
+        from orchestrator.model.load import load_model
+        from orchestrator.server import create_app
+        from orchestrator.text import load_tokenizer
+
+        tokenizer = load_tokenizer(folder)
+        dense = "fixed" if options.reproducible else "library"
+        config = EngineConfig(
+            max_num_seqs=options.max_num_seqs,
+            max_waiting=options.max_requests,
+            num_blocks=options.num_blocks,
+            max_model_len=options.max_context,
+            dense=dense,  # type: ignore[arg-type]
+        )
+        engine = Engine(load_model(folder, dense=config.dense), tokenizer, config)
+        # The small models never learnt to close their reasoning, so they answer without unless told otherwise.
+        large = tokenizer.vocab_size > 100_000
+        thinking = options.thinking if options.thinking is not None else large
+        name = options.name or folder.resolve().name
+        settings = _settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
+        running = AsyncEngine(engine)
+        try:
+            app = create_app(running, tokenizer, settings, grammars=engine.grammars)
+            port = listening.getsockname()[1]
+            url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{port}"
+            print(f"Serving {name} on {url} (docs: {url}/docs, context {engine.context} tokens)", file=sys.stderr)
+            make_server(app, settings, log_level=options.log_level).run(sockets=[listening])
+        finally:
+            running.close()
+    return 0
+
+
+def read_keys(file: Path | None) -> tuple[str, ...]:
+    """Keys from a file (one a line, # starts a comment) and from FATHOM_API_KEYS (separated by commas).
+
+    They are no command-line option, as command lines can be read by every user of the machine.
+    """
+    keys = [key.strip() for key in os.environ.get("FATHOM_API_KEYS", "").split(",")]
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--api-key-file: {file} cannot be read ({error})") from None
+        found = [line.split("#", 1)[0].strip() for line in lines]
+        if not any(found):
+            raise UsageError(f"--api-key-file: {file} holds no key; write one a line")
+        keys += found
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _settings(options: ServeOptions, *, name: str, max_context: int, thinking: bool, keys: tuple[str, ...]):  # type: ignore[no-untyped-def]
+    from pydantic import ValidationError
+
+    from orchestrator.server.settings import ServerSettings, check_bind
+
+    try:
+        settings = ServerSettings(
+            model_name=name,
+            aliases=options.alias,
+            host=options.host,
+            port=options.port,
+            api_keys=keys,
+            max_context=max_context,
+            thinking=thinking,
+            default_max_tokens=options.default_max_tokens,
+            max_body_bytes=int(options.max_body_mb * 2**20),
+            max_requests=options.max_requests,
+            requests_per_minute=options.requests_per_minute,
+            tokens_per_minute=options.tokens_per_minute,
+        )
+        check_bind(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        raise UsageError(f"--{where}: {first['msg']}") from None
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+    return settings
