@@ -24,14 +24,17 @@ int64_t padded_heads(int64_t heads) { return (heads + kHeads - 1) / kHeads * kHe
 void load_tile(const ScoreArgs& a, int64_t begin, int64_t end, float* rows, float* tile) {
   constexpr int w = F32::width;
   const int64_t dim = a.keys.dim;
-  walk_keys(a, begin, end, [&](int64_t i, const uint8_t* codes, const uint8_t* scales) {
-    float* row = rows + (i - begin) * dim;
-    if (a.keys.packed) {
-      decode_mxfp4_row(codes, scales, row, dim);
-    } else {
-      std::memcpy(row, codes, static_cast<size_t>(dim) * sizeof(float));
+  KeyWalk walk(a, begin, end);
+  float* row = rows;
+  for (KeyRun run; (run = walk.next(kTile)).count;) {
+    for (int64_t i = 0; i < run.count; ++i, row += dim) {
+      if (a.keys.packed) {
+        decode_mxfp4_row(run.codes + i * (dim / 2), run.scales + i * (dim / 32), row, dim);
+      } else {
+        std::memcpy(row, run.codes + i * dim * 4, static_cast<size_t>(dim) * sizeof(float));
+      }
     }
-  });
+  }
   std::memset(rows + (end - begin) * dim, 0, static_cast<size_t>((kTile - (end - begin)) * dim) * sizeof(float));
   for (int64_t k = 0; k < kTile; k += w) {
     int64_t d = 0;

@@ -2,53 +2,26 @@
 //
 // A code times its power-of-two scale has two significant bits, so keys and quantised queries are exact in bfloat16
 // and the products are exact in float32; only the sum over channels rounds, in the fixed order of the tile unit
-// (which flushes subnormals: scales below 2^-125 count as zero). Keys are the rows of the product, one step for one
-// scale group, and (row, head) pairs its columns:
+// (which flushes subnormals: what a scale below 2^-125 holds counts as zero). Keys are the rows of the product, one
+// step for one scale group, and (row, head) pairs its columns:
 //
 //   keys [16 x 32] . queries [32 x 16] -> [16 keys x 16 columns], then relu, weights, and the sum over a row's heads.
+//
+// While the tile unit multiplies, the vector unit sums the heads of the products before.
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "cpu/index_score.hpp"
+#include "cpu/index_tiles_amx.hpp"
 #include "cpu/key_walk.hpp"
 #include "kernel_core/encode.hpp"
 
 namespace mla_fp4 {
 namespace amx {
 
-using namespace kernel_core::amx;
-
 namespace {
 
-constexpr int kColumns = 16;             // of a tile
-constexpr int64_t kTileBytes = 1024;     // 16 rows of 64 bytes
-constexpr int kKeys = 64;                // decoded together: four tiles of rows
-using Words = std::array<uint16_t, 32>;  // bfloat16 by code; twice, so that the fifth bit of an index is free
-
-// One table for each scale byte. Truncation is exact but for subnormal results.
-const Words* bf16_tables() {
-  static const std::vector<Words> tables = [] {
-    std::vector<Words> made(256);
-    for (int scale = 0; scale < 256; ++scale)
-      for (int code = 0; code < 32; ++code)
-        made[scale][code] = static_cast<uint16_t>(
-            bit_cast<uint32_t>(kE2M1[code & 15] * decode_ue8m0(static_cast<uint8_t>(scale))) >> 16);
-    return made;
-  }();
-  return tables.data();
-}
-
-// 32 codes (16 bytes) to bfloat16
-inline __m512i decode_group(const uint8_t* codes, const Words& table) {
-  const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-  // byte i to dword i twice: as it is for the low nibble, eight bits higher for the high one
-  const __m512i spread = _mm512_set_epi32(0x0F80800F, 0x0E80800E, 0x0D80800D, 0x0C80800C, 0x0B80800B, 0x0A80800A,
-                                          0x09808009, 0x08808008, 0x07808007, 0x06808006, 0x05808005, 0x04808004,
-                                          0x03808003, 0x02808002, 0x01808001, static_cast<int>(0x00808000));
-  const __m512i index = _mm512_srlv_epi16(_mm512_shuffle_epi8(bytes, spread), _mm512_set1_epi32(0x000C0000));
-  return _mm512_permutexvar_epi16(index, _mm512_loadu_si512(table.data()));
-}
+constexpr int kKeys = 64;  // decoded together: four tiles of rows
 
 // Columns of one row: the heads, rounded up to a power of two that divides 32
 int64_t row_columns(int64_t heads) {
@@ -59,118 +32,95 @@ int64_t row_columns(int64_t heads) {
 
 int64_t column_tiles(int64_t rows, int64_t heads) { return (rows * row_columns(heads) + kColumns - 1) / kColumns; }
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-struct alignas(64) Scratch {
-  float product[4][16][16];  // key, column
-};
-
-// Sixteen keys of four columns each a lane: v[k] is summed over the four channels of every 128-bit lane, and
-// out[lane] gets the sixteen sums in key order.
-inline void sum_lanes(__m512 v[16], __m512 out[4]) {
-  for (int i = 0; i < 16; i += 2)
-    v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[i], v[i + 1]), _mm512_unpackhi_ps(v[i], v[i + 1]));
-  for (int i = 0; i < 16; i += 4) {
-    const __m512d a = _mm512_castps_pd(v[i]), b = _mm512_castps_pd(v[i + 2]);
-    v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  const __m512 p = _mm512_shuffle_f32x4(v[0], v[4], 0x88), q = _mm512_shuffle_f32x4(v[0], v[4], 0xDD);
-  const __m512 r = _mm512_shuffle_f32x4(v[8], v[12], 0x88), s = _mm512_shuffle_f32x4(v[8], v[12], 0xDD);
-  out[0] = _mm512_shuffle_f32x4(p, r, 0x88);
-  out[1] = _mm512_shuffle_f32x4(q, s, 0x88);
-  out[2] = _mm512_shuffle_f32x4(p, r, 0xDD);
-  out[3] = _mm512_shuffle_f32x4(q, s, 0xDD);
+// One key to its row of each step's tile. `kSteps` is the number of steps, or 0: as many as `steps` says.
+template <int kSteps>
+inline void decode_key(const uint8_t* codes, const uint8_t* scales, int64_t steps, const Words* tables, uint8_t* to) {
+  const int64_t n = kSteps ? kSteps : steps;
+  for (int64_t g = 0; g < n; ++g)
+    _mm512_store_si512(to + g * kTileBytes, decode_group(codes + g * 16, tables[scales[g]]));
 }
 
-inline void store_scores(const ScoreArgs& a, int64_t row, int64_t key, int64_t count, __m512 scores) {
-  if (row < a.rows && count > 0)
-    _mm512_mask_storeu_ps(a.out + row * a.stride + key, F32::mask(count < 16 ? count : 16), scores);
-}
-
-// relu, weights and the sum over heads of a 16 x 16 product; `second` continues the columns of a row of 32 heads
-inline void finish(const ScoreArgs& a, int64_t columns, int64_t tile, int64_t key, int64_t count,
-                   const float (*product)[16], const float (*second)[16]) {
-  const __m512 zero = _mm512_setzero_ps();
-  const __m512 w0 = _mm512_loadu_ps(a.packed_weights + tile * kColumns);
-  __m512 v[16], sums[4];
-  for (int k = 0; k < 16; ++k) v[k] = _mm512_mul_ps(_mm512_max_ps(zero, _mm512_load_ps(product[k])), w0);
-  if (second) {
-    const __m512 w1 = _mm512_loadu_ps(a.packed_weights + (tile + 1) * kColumns);
-    for (int k = 0; k < 16; ++k) v[k] = _mm512_fmadd_ps(_mm512_max_ps(zero, _mm512_load_ps(second[k])), w1, v[k]);
-  }
-  sum_lanes(v, sums);
-  const int64_t row = tile * kColumns / columns;
-  if (columns == 4) {
-    for (int i = 0; i < 4; ++i) store_scores(a, row + i, key, count, sums[i]);
-  } else if (columns == 8) {
-    store_scores(a, row, key, count, _mm512_add_ps(sums[0], sums[1]));
-    store_scores(a, row + 1, key, count, _mm512_add_ps(sums[2], sums[3]));
-  } else {
-    store_scores(a, row, key, count, _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
-  }
-}
-
-// Two tiles of keys by two of columns
-inline void multiply_2x2(const uint8_t* keys, const uint8_t* queries, int64_t steps, Scratch& s) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t g = 0; g < steps; ++g) {
-    _tile_loadd(4, keys + g * kTileBytes, 64);
-    _tile_loadd(6, queries + g * kTileBytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, queries + (steps + g) * kTileBytes, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, keys + (steps + g) * kTileBytes, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, s.product[0], 64);
-  _tile_stored(1, s.product[1], 64);
-  _tile_stored(2, s.product[2], 64);
-  _tile_stored(3, s.product[3], 64);
-}
-
-// Four tiles of keys by one of columns
-inline void multiply_4x1(const uint8_t* keys, const uint8_t* queries, int64_t steps, Scratch& s) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t g = 0; g < steps; ++g) {
-    _tile_loadd(6, queries + g * kTileBytes, 64);
-    _tile_loadd(4, keys + g * kTileBytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, keys + (steps + g) * kTileBytes, 64);
-    _tile_dpbf16ps(1, 5, 6);
-    _tile_loadd(4, keys + (2 * steps + g) * kTileBytes, 64);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(5, keys + (3 * steps + g) * kTileBytes, 64);
-    _tile_dpbf16ps(3, 5, 6);
-  }
-  _tile_stored(0, s.product[0], 64);
-  _tile_stored(1, s.product[1], 64);
-  _tile_stored(2, s.product[2], 64);
-  _tile_stored(3, s.product[3], 64);
-}
-
-// Keys [begin, end) as tiles [16 keys][32 channels], steps of a tile row next to each other; missing keys are zero.
-void load_keys(const ScoreArgs& a, int64_t begin, int64_t end, const Words* tables, uint8_t* tiles) {
+// Keys from `begin` on as tiles [16 keys][32 channels], the steps of a tile row next to each other; missing keys are
+// zero. Keys that come soon are asked for meanwhile.
+template <int kSteps>
+void load_keys(const ScoreArgs& a, int64_t begin, uint8_t* tiles) {
   const int64_t steps = a.keys.dim / 32;
-  const auto place = [&](int64_t i) { return tiles + (i / 16 * steps * 16 + i % 16) * 64; };
-  walk_keys(a, begin, end, [&](int64_t i, const uint8_t* codes, const uint8_t* scales) {
-    uint8_t* to = place(i - begin);
-    for (int64_t g = 0; g < steps; ++g)
-      _mm512_store_si512(to + g * kTileBytes, decode_group(codes + g * 16, tables[scales[g]]));
-  });
-  for (int64_t i = end - begin; i < kKeys; ++i)
-    for (int64_t g = 0; g < steps; ++g) std::memset(place(i) + g * kTileBytes, 0, 64);
+  const Words* tables = bf16_tables();
+  const auto place = [&](int64_t key) { return tiles + (key / 16 * steps * 16 + key % 16) * 64; };
+  if (!a.positions) {
+    KeyWalk ahead(a, std::min(begin + 2 * kKeys, a.count), std::min(begin + 3 * kKeys, a.count));
+    for (KeyRun run; (run = ahead.next(kKeys)).count;) {
+      const int64_t bytes = run.count * steps * 16;
+      for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(run.codes + i, _MM_HINT_T0);
+      for (int64_t i = 0; i < bytes / 16; i += 64) _mm_prefetch(run.scales + i, _MM_HINT_T0);
+    }
+  }
+  KeyWalk walk(a, begin, std::min<int64_t>(begin + kKeys, a.count));
+  int64_t key = 0;
+  for (KeyRun run; (run = walk.next(kKeys)).count;)
+    for (int64_t i = 0; i < run.count; ++i)
+      decode_key<kSteps>(run.codes + i * steps * 16, run.scales + i * steps, steps, tables, place(key++));
+  for (; key < kKeys; ++key)
+    for (int64_t g = 0; g < steps; ++g) _mm512_store_si512(place(key) + g * kTileBytes, _mm512_setzero_si512());
 }
+
+// Products that wait for relu, weights and the sum over heads
+class Finish {
+ public:
+  explicit Finish(const ScoreArgs& a) : a_(a), columns_(row_columns(a.heads)) {}
+
+  // Keys from `key` on and the column tiles from `tile` on, in the order of multiply_2x2 (`square`) or multiply_4x1
+  void take(const Products& products, int64_t key, int64_t tile, bool square) {
+    products_ = &products;
+    key_ = key;
+    tile_ = tile;
+    square_ = square;
+  }
+
+  // One of four parts
+  void part(int64_t i) {
+    if (!products_) return;
+    const int64_t key = key_ + (square_ ? i / 2 : i) * 16;
+    if (!square_) return sum(key, tile_, products_->tile[i], nullptr);
+    if (columns_ < 32) return sum(key, tile_ + i % 2, products_->tile[i], nullptr);
+    if (i % 2 == 0) sum(key, tile_, products_->tile[i], products_->tile[i + 1]);
+  }
+
+ private:
+  // `second` continues the columns of a row of 32
+  void sum(int64_t key, int64_t tile, const float (*product)[16], const float (*second)[16]) {
+    const __m512 zero = _mm512_setzero_ps();  // the first operand of max: NaN passes
+    const __m512 w0 = _mm512_loadu_ps(a_.packed_weights + tile * kColumns);
+    __m512 v[16], lanes[4];
+    for (int k = 0; k < 16; ++k) v[k] = _mm512_mul_ps(_mm512_max_ps(zero, _mm512_load_ps(product[k])), w0);
+    if (second) {
+      const __m512 w1 = _mm512_loadu_ps(a_.packed_weights + (tile + 1) * kColumns);
+      for (int k = 0; k < 16; ++k) v[k] = _mm512_fmadd_ps(_mm512_max_ps(zero, _mm512_load_ps(second[k])), w1, v[k]);
+    }
+    sum_lanes(v, lanes);
+    const int64_t row = tile * kColumns / columns_;
+    if (columns_ == 4) {
+      for (int i = 0; i < 4; ++i) store(row + i, key, lanes[i]);
+    } else if (columns_ == 8) {
+      store(row, key, _mm512_add_ps(lanes[0], lanes[1]));
+      store(row + 1, key, _mm512_add_ps(lanes[2], lanes[3]));
+    } else {
+      store(row, key, _mm512_add_ps(_mm512_add_ps(lanes[0], lanes[1]), _mm512_add_ps(lanes[2], lanes[3])));
+    }
+  }
+
+  void store(int64_t row, int64_t key, __m512 scores) const {
+    if (row >= a_.rows || key >= a_.count) return;
+    _mm512_mask_storeu_ps(a_.out + row * a_.stride + key,
+                          F32::mask(static_cast<int>(std::min<int64_t>(16, a_.count - key))), scores);
+  }
+
+  const ScoreArgs& a_;
+  int64_t columns_;
+  const Products* products_ = nullptr;
+  int64_t key_ = 0, tile_ = 0;
+  bool square_ = true;
+};
 
 }  // namespace
 
@@ -205,35 +155,38 @@ void pack_queries(const PackArgs& a) {
 
 void score_keys(const ScoreArgs& a) {
   static thread_local std::vector<uint8_t> buffer;
-  const int64_t steps = a.keys.dim / 32, columns = row_columns(a.heads), tiles = column_tiles(a.rows, a.heads);
+  const int64_t steps = a.keys.dim / 32, tiles = column_tiles(a.rows, a.heads);
   buffer.resize(static_cast<size_t>(kKeys / 16 * steps * kTileBytes + 64));
   auto* keys = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) & ~uintptr_t{63});
   const auto* queries = static_cast<const uint8_t*>(a.packed);
-  const Words* tables = bf16_tables();
-  const bool wide = columns == 32;  // a row takes two tiles
-  Scratch s;
-  const TileConfig config;
+
+  Products products[2];
+  int turn = 0;
+  Finish before(a);
+  const auto between = [&](int64_t step) {
+    for (int64_t i = 4 * step / steps; i < 4 * (step + 1) / steps; ++i) before.part(i);
+  };
+  static const TileConfig config;
+  finish_stores();
   _tile_loadconfig(&config);
   for (int64_t begin = 0; begin < a.count; begin += kKeys) {
-    const int64_t end = std::min<int64_t>(begin + kKeys, a.count);
-    load_keys(a, begin, end, tables, keys);
-    int64_t tile = 0;
-    for (; tile + 2 <= tiles; tile += 2) {
-      for (int64_t half = 0; half < 2 && begin + half * 32 < end; ++half) {
-        multiply_2x2(keys + half * 2 * steps * kTileBytes, queries + tile * steps * kTileBytes, steps, s);
-        for (int64_t i = 0; i < 2; ++i) {
-          const int64_t key = begin + half * 32 + i * 16;
-          finish(a, columns, tile, key, end - key, s.product[2 * i], wide ? s.product[2 * i + 1] : nullptr);
-          if (!wide) finish(a, columns, tile + 1, key, end - key, s.product[2 * i + 1], nullptr);
-        }
+    steps == 4 ? load_keys<4>(a, begin, keys) : load_keys<0>(a, begin, keys);
+    for (int64_t tile = 0; tile < tiles; tile += 2) {
+      const uint8_t* columns = queries + tile * steps * kTileBytes;
+      if (tile + 1 == tiles) {
+        multiply_4x1(keys, columns, steps, products[turn], between);
+        before.take(products[turn], begin, tile, false);
+        turn ^= 1;
+        break;
+      }
+      for (int64_t half = 0; half < kKeys && begin + half < a.count; half += 32) {
+        multiply_2x2(keys + half / 16 * steps * kTileBytes, columns, steps, products[turn], between);
+        before.take(products[turn], begin + half, tile, true);
+        turn ^= 1;
       }
     }
-    if (tile < tiles) {
-      multiply_4x1(keys, queries + tile * steps * kTileBytes, steps, s);
-      for (int64_t i = 0; i < 4; ++i)
-        finish(a, columns, tile, begin + i * 16, end - begin - i * 16, s.product[i], nullptr);
-    }
   }
+  for (int64_t i = 0; i < 4; ++i) before.part(i);
   _tile_release();
 }
 

@@ -8,22 +8,47 @@
 namespace mla_fp4 {
 namespace KERNEL_CORE_ISA {
 
-// Calls f(i, codes, scales) for keys [begin, end) of the list; scales mean nothing for float32 pages.
-template <typename F>
-inline void walk_keys(const ScoreArgs& a, int64_t begin, int64_t end, F&& f) {
-  const KeyPages& keys = a.keys;
-  for (int64_t i = begin; i < end;) {
-    const int64_t position = a.positions ? a.positions[i] : a.first + i;
-    const int32_t block = a.table[position / keys.rows_per_block];
-    const int64_t offset = position % keys.rows_per_block;
-    const int64_t run = a.positions ? 1 : std::min(end - i, keys.rows_per_block - offset);
-    const uint8_t* codes = keys.codes(block, offset);
-    const uint8_t* scales = keys.scales(block, offset);
-    const int64_t code_step = keys.packed ? keys.dim / 2 : keys.dim * 4, scale_step = keys.dim / 32;
-    for (int64_t j = 0; j < run; ++j) f(i + j, codes + j * code_step, scales + j * scale_step);
-    i += run;
+// Keys next to each other in a page; scales mean nothing for float32 pages.
+struct KeyRun {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  int64_t count;
+};
+
+// Keys [begin, end) of a list, run by run.
+class KeyWalk {
+ public:
+  KeyWalk(const ScoreArgs& a, int64_t begin, int64_t end) : a_(&a), at_(begin), end_(end) {}
+
+  // At most `most` keys; none at the end
+  KeyRun next(int64_t most) {
+    if (left_ == 0 && !enter_page()) return {nullptr, nullptr, 0};
+    const KeyRun run{codes_, scales_, std::min(most, left_)};
+    codes_ += run.count * (a_->keys.packed ? a_->keys.dim / 2 : a_->keys.dim * 4);
+    scales_ += run.count * (a_->keys.dim / 32);
+    left_ -= run.count;
+    at_ += run.count;
+    return run;
   }
-}
+
+ private:
+  bool enter_page() {
+    if (at_ == end_) return false;
+    const KeyPages& keys = a_->keys;
+    const int64_t position = a_->positions ? a_->positions[at_] : a_->first + at_;
+    const int64_t offset = position % keys.rows_per_block;
+    const int32_t block = a_->table[position / keys.rows_per_block];
+    codes_ = keys.codes(block, offset);
+    scales_ = keys.scales(block, offset);
+    left_ = a_->positions ? 1 : std::min(end_ - at_, keys.rows_per_block - offset);
+    return true;
+  }
+
+  const ScoreArgs* a_;
+  int64_t at_, end_;
+  const uint8_t *codes_ = nullptr, *scales_ = nullptr;
+  int64_t left_ = 0;  // keys of the page that come next
+};
 
 }  // namespace KERNEL_CORE_ISA
 }  // namespace mla_fp4
