@@ -21,7 +21,7 @@ void bind_linear(uintptr_t x, uintptr_t w, uintptr_t scale, uintptr_t y, int64_t
       tokens,
       out,
       groups};
-  KERNEL_CORE_PICK(linear)(a);
+  MEGA_MOE_PICK_AMX(linear)(a);
 }
 
 void bind_route(uintptr_t logits, uintptr_t bias, uintptr_t bias_vl, uintptr_t is_image, uintptr_t ids,
@@ -68,7 +68,7 @@ void bind_fused_experts(uintptr_t x, uintptr_t ids, uintptr_t weights, uintptr_t
                                   std::to_string(i % top_k) + "], allowed is -1 or an expert below " +
                                   std::to_string(experts));
   }
-  KERNEL_CORE_PICK(fused_experts)(a);
+  MEGA_MOE_PICK_AMX(fused_experts)(a);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "expert_plan.hpp"
-#include "kernel_core/parallel.hpp"
 #include "kernel_core/simd.hpp"
+#include "ranges.hpp"
 #include "scratch.hpp"
 
 namespace mega_moe {
@@ -41,9 +41,9 @@ class ExpertsDriver {
   void run() {
     const int64_t slots = a_.top_k + (a_.shared_inter > 0);
     const int64_t widest = std::max(a_.inter, a_.shared_inter);
-    const int64_t per_token = slots * (Product::packed_bytes(1, a_.d) + Product::packed_bytes(1, widest));
+    const int64_t per_token = slots * (Product::packed_bytes(16, a_.d) + Product::packed_bytes(16, widest));
     constexpr int64_t kBudget = 128 << 20;  // bytes of packed activations
-    const int64_t chunk = std::clamp<int64_t>(kBudget / std::max<int64_t>(per_token, 1), 64, 4096);
+    const int64_t chunk = std::clamp<int64_t>(kBudget / std::max<int64_t>(per_token / 16, 1), 64, 4096);
     for (int64_t first = 0; first < a_.tokens; first += chunk) run_chunk(first, std::min(chunk, a_.tokens - first));
   }
 
@@ -65,14 +65,14 @@ class ExpertsDriver {
     plan.build(a_, first, tokens);
     jobs.clear();
     items.clear();
-    int64_t bytes = 0, work = 0;
+    int64_t bytes = 0, cycles = 0;  // cycles: of the down products, half of those of gate and up
     for (const auto& group : plan.groups) {
       Job job = make_job(group);
       job.x = reinterpret_cast<char*>(bytes);
       bytes += Product::packed_bytes(job.count, a_.d);
       job.h = reinterpret_cast<char*>(bytes);
       bytes += Product::packed_bytes(job.count, job.inter);
-      work += 3 * job.inter * a_.d * (2 + job.count) / 16;
+      cycles += Product::cycles(a_.d, job.count, job.inter);
       for (int64_t p = 0; p * kPanel < job.inter; ++p)
         items.push_back({static_cast<int32_t>(jobs.size()), static_cast<int32_t>(p)});
       jobs.push_back(job);
@@ -84,22 +84,27 @@ class ExpertsDriver {
     }
     // Workers see the plan of the calling thread, not their own thread_local one.
     const ExpertPlan& p = plan;
-    Job* const job_list = jobs.data();
+    const Job* const job_list = jobs.data();
     const Item* const item_list = items.data();
-    const auto cost = [&](int64_t n) { return work / std::max<int64_t>(n, 1); };
-    const int64_t experts = static_cast<int64_t>(jobs.size());
-    kernel_core::parallel_for(experts, p.token.size() / std::max<int64_t>(experts, 1) * a_.d / 8, [&](int64_t j) {
-      const Job& job = job_list[j];
-      Product::pack(a_.x + first * a_.d, a_.d, p.token.data() + job.begin, job.count, a_.d, job.w13.format, job.x);
+    const int64_t experts = static_cast<int64_t>(jobs.size()), pairs = static_cast<int64_t>(plan.token.size());
+    const int64_t n_items = static_cast<int64_t>(items.size()), panels = (a_.d + kPanel - 1) / kPanel;
+    for_ranges(experts, pairs * a_.d / 2 / std::max<int64_t>(experts, 1), [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) {
+        const Job& job = job_list[j];
+        Product::pack(a_.x + first * a_.d, a_.d, p.token.data() + job.begin, job.count, a_.d, job.w13.format, job.x);
+      }
     });
-    const int64_t n_items = static_cast<int64_t>(items.size());
-    kernel_core::parallel_for(n_items, cost(n_items), [&](int64_t i) {
-      const Job& job = job_list[item_list[i].job];
-      hidden_panel(job, item_list[i].panel, p.weight.data() + job.begin);
+    for_ranges(n_items, 2 * cycles / std::max<int64_t>(n_items, 1), [&](int64_t begin, int64_t end) {
+      Product product;
+      for (int64_t i = begin; i < end; ++i) {
+        const Job& job = job_list[item_list[i].job];
+        hidden_panel(product, job, item_list[i].panel, p.weight.data() + job.begin);
+      }
     });
-    const int64_t panels = (a_.d + kPanel - 1) / kPanel;
-    kernel_core::parallel_for(panels, cost(2 * panels),
-                              [&](int64_t i) { output_panel(p, job_list, experts, i, first, tokens); });
+    for_ranges(panels, cycles / panels, [&](int64_t begin, int64_t end) {
+      Product product;
+      for (int64_t i = begin; i < end; ++i) output_panel(product, p, job_list, experts, i, first, tokens);
+    });
   }
 
   Job make_job(const ExpertPlan::Group& group) const {
@@ -121,25 +126,25 @@ class ExpertsDriver {
     return job;
   }
 
-  void hidden_panel(const Job& job, int64_t panel, const float* weight) const {
+  void hidden_panel(Product& product, const Job& job, int64_t panel, const float* weight) const {
     static thread_local Scratch scratch;
     const int64_t row = panel * kPanel, n = std::min(kPanel, job.inter - row);
     float* gate = scratch.get<float>(2 * job.count * kPanel * static_cast<int64_t>(sizeof(float)));
     float* up = gate + job.count * kPanel;
-    Product::run(job.w13, row, n, job.x, job.count, gate, kPanel);
-    Product::run(job.w13, job.inter + row, n, job.x, job.count, up, kPanel);
+    product.run(job.w13, row, n, job.x, job.count, gate, kPanel);
+    product.run(job.w13, job.inter + row, n, job.x, job.count, up, kPanel);
     for (int64_t t = 0; t < job.count; ++t) swiglu(gate + t * kPanel, up + t * kPanel, n, a_.limit, weight[t]);
     Product::pack_columns(gate, kPanel, job.count, job.inter, row, n, job.w2.format, job.h);
   }
 
-  void output_panel(const ExpertPlan& plan, const Job* jobs, int64_t experts, int64_t panel, int64_t first,
-                    int64_t tokens) const {
+  void output_panel(Product& product, const ExpertPlan& plan, const Job* jobs, int64_t experts, int64_t panel,
+                    int64_t first, int64_t tokens) const {
     using kc::F32;
     static thread_local Scratch scratch;
     const int64_t row = panel * kPanel, n = std::min(kPanel, a_.d - row);
     float* parts = scratch.get<float>(static_cast<int64_t>(plan.token.size()) * kPanel * 4);
     for (int64_t j = 0; j < experts; ++j)
-      Product::run(jobs[j].w2, row, n, jobs[j].h, jobs[j].count, parts + jobs[j].begin * kPanel, kPanel);
+      product.run(jobs[j].w2, row, n, jobs[j].h, jobs[j].count, parts + jobs[j].begin * kPanel, kPanel);
     for (int64_t t = 0; t < tokens; ++t) {
       const int32_t* pair = plan.pair_of.data() + t * plan.slots;
       float* y = a_.y + (first + t) * a_.d + row;

@@ -48,15 +48,13 @@ inline constexpr int kRowBlock = 4;
 // Activations as this level wants them: rows of k floats.
 class FmaProduct {
  public:
-  static constexpr int kPanel = 32;  // rows of a work item
-
-  struct Input {
-    const float* x;
-    int64_t ldx;
-    int64_t tokens;
-  };
+  static constexpr int64_t kPanel = 32;  // rows of a work item
 
   static int64_t packed_bytes(int64_t tokens, int64_t k) { return tokens * k * static_cast<int64_t>(sizeof(float)); }
+
+  static int64_t cycles(int64_t rows, int64_t tokens, int64_t k) {
+    return rows * k * (2 + tokens) / (kc::F32::width * 3 / 2 + 1);
+  }
 
   // Gathers rows of x; `rows` null means 0, 1, 2, ...
   static void pack(const float* x, int64_t ldx, const int32_t* rows, int64_t tokens, int64_t k, Format, char* out) {

@@ -13,21 +13,29 @@ _FORMATS = {torch.float8_e4m3fn: 1, torch.bfloat16: 2, torch.float32: 3}
 _EXISTS = "cpu"
 
 
-def _check_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+def _explain(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor | None, groups: int | None
+) -> None:
+    """Raise for the first argument that is wrong. Runs only when the quick test of a call has failed."""
     check.tensor("weight", weight, dtype=tuple(_FORMATS), shape=(None, None))
+    rows, columns = weight.shape
     if weight.dtype == torch.float8_e4m3fn:
-        check.require(scale is not None, "scale", None, "a uint8 tensor, one UE8M0 byte for each 32 x 32 block")
-        rows, columns = weight.shape
+        if scale is None:
+            raise ValueError("scale: got None, allowed is a uint8 tensor, one UE8M0 byte for each 32 x 32 block")
         check.tensor("scale", scale, dtype=torch.uint8, shape=((rows + 31) // 32, (columns + 31) // 32))
     else:
         check.require(scale is None, "scale", "a tensor", f"None for a weight of {weight.dtype}")
-
-
-def _output(out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    if out is None:
-        return torch.empty(shape, device=like.device)
-    check.tensor("out", out, dtype=torch.float32, shape=shape)
-    return out
+    if groups is None:
+        check.tensor("x", x, dtype=torch.float32, shape=(None, columns))
+        shape: tuple[int, ...] = (x.shape[0], rows)
+    else:
+        check.tensor("x", x, dtype=torch.float32, shape=(None, None, columns))
+        groups = x.shape[1]
+        allowed = f"a multiple of the {groups} groups of x"
+        check.require(groups > 0 and rows % groups == 0, "weight", f"{rows} rows", allowed)
+        shape = (x.shape[0], groups, rows // groups)
+    if out is not None:
+        check.tensor("out", out, dtype=torch.float32, shape=shape)
 
 
 def linear(
@@ -43,18 +51,30 @@ def linear(
     float32 product. A row does not depend on the other rows, on its place, or on the thread count.
     Raises ValueError for wrong shapes, dtypes or strides; NotImplementedError away from the CPU.
     """
-    check.tensor("x", x, dtype=torch.float32, shape=(None, weight.shape[-1]))
-    _check_weight(weight, scale)
-    tokens, k = x.shape
-    rows = weight.shape[0]
-    out = _output(out, (tokens, rows), x)
+    # This runs dozens of times for every token: one cheap test, and the full checks only where it fails.
+    x_shape, w_shape = x.shape, weight.shape
+    if len(x_shape) != 2 or len(w_shape) != 2 or x_shape[1] != w_shape[1] or not _plain(x, weight, scale, w_shape):
+        _explain(x, weight, scale, out, None)
+    tokens, k = x_shape
+    rows = w_shape[0]
+    if out is None:
+        out = torch.empty((tokens, rows)) if x.is_cpu else torch.empty((tokens, rows), device=x.device)
+    elif out.dtype is not torch.float32 or out.shape != (tokens, rows) or not out.is_contiguous():
+        _explain(x, weight, scale, out, None)
     if kernel_core.use_reference():
         return out.copy_(reference.linear(x, weight, scale))
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         raise kernel_core.unsupported("mega_moe.linear", x, _EXISTS)
-    scale_pointer = 0 if scale is None else scale.data_ptr()
     native.linear(
-        x.data_ptr(), weight.data_ptr(), scale_pointer, out.data_ptr(), tokens, rows, k, 1, _FORMATS[weight.dtype]
+        x.data_ptr(),
+        weight.data_ptr(),
+        0 if scale is None else scale.data_ptr(),
+        out.data_ptr(),
+        tokens,
+        rows,
+        k,
+        1,
+        _FORMATS[weight.dtype],
     )
     return out
 
@@ -67,31 +87,52 @@ def grouped_linear(
     x: float32 [T, G, i]. weight: [G*o, i] with formats and scales as in `linear` (scale rows count over all G*o
     rows). Returns float32 [T, G, o]; `out`, errors and invariance as in `linear`.
     """
-    check.tensor("x", x, dtype=torch.float32, shape=(None, None, weight.shape[-1]))
-    _check_weight(weight, scale)
-    tokens, groups, k = x.shape
-    rows = weight.shape[0]
-    check.require(
-        groups > 0 and rows % groups == 0, "weight", f"{rows} rows", f"a multiple of the {groups} groups of x"
-    )
-    out = _output(out, (tokens, groups, rows // groups), x)
+    x_shape, w_shape = x.shape, weight.shape
+    if (
+        len(x_shape) != 3
+        or len(w_shape) != 2
+        or x_shape[2] != w_shape[1]
+        or x_shape[1] == 0
+        or w_shape[0] % x_shape[1]
+        or not _plain(x, weight, scale, w_shape)
+    ):
+        _explain(x, weight, scale, out, 0)
+    tokens, groups, k = x_shape
+    rows = w_shape[0] // groups
+    if out is None:
+        out = torch.empty((tokens, groups, rows), device=x.device)
+    elif out.dtype is not torch.float32 or out.shape != (tokens, groups, rows) or not out.is_contiguous():
+        _explain(x, weight, scale, out, 0)
     if kernel_core.use_reference():
         return out.copy_(reference.grouped_linear(x, weight, scale))
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         raise kernel_core.unsupported("mega_moe.grouped_linear", x, _EXISTS)
-    scale_pointer = 0 if scale is None else scale.data_ptr()
     native.linear(
         x.data_ptr(),
         weight.data_ptr(),
-        scale_pointer,
+        0 if scale is None else scale.data_ptr(),
         out.data_ptr(),
         tokens,
-        rows // groups,
+        rows,
         k,
         groups,
         _FORMATS[weight.dtype],
     )
     return out
+
+
+def _plain(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, w_shape: torch.Size) -> bool:
+    """Whether dtypes, strides and the scale's shape are as they have to be."""
+    if x.dtype is not torch.float32 or not x.is_contiguous() or not weight.is_contiguous():
+        return False
+    if scale is None:
+        return weight.dtype is torch.bfloat16 or weight.dtype is torch.float32
+    return (
+        weight.dtype is torch.float8_e4m3fn
+        and scale.dtype is torch.uint8
+        and scale.is_contiguous()
+        and scale.shape == ((w_shape[0] + 31) // 32, (w_shape[1] + 31) // 32)
+    )
 
 
 kernel_core.register_op(
