@@ -159,10 +159,13 @@ def test_recursion_with_an_end_is_fine():
     assert text.startswith('{"kids":[')
 
 
-def test_giving_up_leaves_only_the_end(monkeypatch):
-    matcher = COMPILER.compile(GrammarSpec("regex", "abc"))
-    matcher._body.consume_token(5)  # behind the matcher's back: the engine now is in its error state
-    assert matcher.error and list(options(matcher)) == list(MINI.eos_ids)
+@pytest.mark.parametrize("after", [None, "</think>"])
+def test_giving_up_is_said(after):
+    matcher = COMPILER.compile(GrammarSpec("regex", "abc", after))
+    matcher._current.consume_token(2)  # behind the matcher's back: the grammar engine now is in its error state
+    assert matcher.error and not matcher.accepting
+    with pytest.raises(RuntimeError, match="grammar"):
+        options(matcher)
 
 
 def test_bad_rows_are_refused():

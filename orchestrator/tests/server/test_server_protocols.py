@@ -128,6 +128,9 @@ def test_logprobs(rig):
     content = answer["choices"][0]["logprobs"]["content"]
     assert len(content) == 3 and content[0]["logprob"] == -0.5 and len(content[0]["top_logprobs"]) == 2
     assert rig.engine.params[0].logprobs == 2
+    answer = rig.responses(include=["message.output_text.logprobs"]).json()
+    assert answer["output"][0]["content"][0]["logprobs"][0]["logprob"] == -0.5
+    assert rig.engine.params[1].logprobs == 0
 
 
 def test_sampling_values_reach_the_engine(rig):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,15 @@ class Matcher:
     no end of text, no other special token, and not the spelling of that token in ordinary ones.
     """
 
-    def __init__(self, eos_ids: Sequence[int], body: LLMatcher, preamble: LLMatcher | None = None) -> None:
-        self._eos_ids, self._body, self._preamble = eos_ids, body, preamble
+    def __init__(self, body: LLMatcher, preamble: LLMatcher | None = None) -> None:
+        self._body, self._preamble = body, preamble
         self._lead = 0  # tokens taken by the preamble
         self._taken = 0  # tokens taken by the body
 
     @property
     def _inside(self) -> bool:
-        return self._preamble is None or self._preamble.is_stopped()
+        before = self._preamble
+        return before is None or (before.is_stopped() and not before.is_error())
 
     @property
     def _current(self) -> LLMatcher:
@@ -51,17 +51,12 @@ class Matcher:
         Args:
             row: int32[ceil(vocab / 32)], a contiguous CPU tensor or array; bit i of word w is token 32 w + i.
 
-        If the grammar engine gave up (see `error`), only the end of text is left. Raises ValueError for another
-        layout of `row`.
+        Raises ValueError for another layout, RuntimeError if the grammar engine gave up (`error` says why).
         """
         pointer, size = _memory(row)
         self._current.unsafe_compute_mask_ptr(pointer, size)
         if self.error:
-            row[:] = 0
-            for token_id in self._eos_ids:
-                row[token_id // 32] = int(row[token_id // 32]) | (
-                    -(1 << 31) if token_id % 32 == 31 else 1 << token_id % 32
-                )
+            raise RuntimeError(f"grammar: {self.error}")
 
     def consume(self, token_id: int) -> None:
         """Take one sampled token. Raises ValueError, with the state unchanged, if it is not allowed here."""
@@ -132,14 +127,13 @@ class GrammarCompiler:
         May take up to seconds for a large grammar (without the interpreter lock): call it off the event loop.
         Raises ValueError for a grammar that is malformed, unsatisfiable, unsupported or too large.
         """
-        eos_ids = self._tokenizer.eos_ids
         body = self._template(spec.kind, spec.text).deep_copy()
         if spec.after is None:
-            return Matcher(eos_ids, body)
+            return Matcher(body)
         opener = self._tokenizer.special_id(spec.after)
         if opener is None:
             raise ValueError(f"grammar.after: got {spec.after!r}, allowed is a special token of the vocabulary")
-        return Matcher(eos_ids, body, self._template("lark", _preamble(spec.after, opener)).deep_copy())
+        return Matcher(body, self._template("lark", _preamble(spec.after, opener)).deep_copy())
 
     def _template(self, kind: str, text: str) -> LLMatcher:
         key = (kind, text)

@@ -13,7 +13,7 @@ from orchestrator.engine.request import GrammarSpec, SamplingParams
 from orchestrator.engine.tool_grammar import tool_call_grammar
 from orchestrator.server.api import RESPONSES, Api, ResponseExtra, forced_call, messages_schema, parallel_calls
 from orchestrator.server.errors import ApiError
-from orchestrator.server.fields import Extras, check_fields, with_max_tokens
+from orchestrator.server.fields import Extras, check_fields, in_recipe_words
 from orchestrator.server.settings import ServerSettings
 from orchestrator.text.specials import THINK_END
 from orchestrator.text.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class Converter:
     def _prepare(self, api: Api, raw: bytes) -> Prepared:
         body = parse_object(raw)
         extras = check_fields(api.name, body)
-        request = api.request(with_max_tokens(body, extras) or raw)
+        request = api.request(in_recipe_words(body, extras) or raw)
         model, extra = request.model, ResponseExtra()
         if api is RESPONSES:
             extra = ResponseExtra(request.echo(), request.namespace_tool_map(self._options))

@@ -60,7 +60,8 @@ _HINTS = {
     "store": "responses are not stored",
 }
 _REFUSED_THOUGH_READ = ("frequency_penalty", "presence_penalty")
-_INCLUDE = ("reasoning.encrypted_content", "message.output_text.logprobs")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDE = ("reasoning.encrypted_content", _LOGPROBS)
 
 
 class Extras(BaseModel):
@@ -100,8 +101,10 @@ def check_fields(protocol: str, body: Mapping[str, Any]) -> Extras:
     return extras
 
 
-def with_max_tokens(body: dict[str, Any], extras: Extras) -> dict[str, Any] | None:
-    """The body with ``max_completion_tokens`` under the name that the recipe reads, or None if nothing changes."""
+def in_recipe_words(body: dict[str, Any], extras: Extras) -> dict[str, Any] | None:
+    """The body with fields that the recipe knows by another name under that name, or None if nothing changes."""
+    if extras.include and _LOGPROBS in extras.include and body.get("top_logprobs") is None:
+        return {**body, "top_logprobs": 0}
     if extras.max_completion_tokens is None:
         return None
     given = body.get("max_tokens")
