@@ -54,9 +54,20 @@ def test_matches_the_reference(isa, spread, make_rows):
             assert_close(logprobs, expected.float(), atol=1e-5, rtol=1e-5, name=f"V={V}")
 
 
+@each_isa()
+def test_many_ties(isa, make_rows):
+    """Whole-numbered logits: the cut falls inside a run of equals nearly always."""
+    with kernel_core.limit_isa(isa):
+        for V in (70, 300, 2000):
+            logits, *rest = make_rows(60, V, 1.5)
+            rows = (logits.round(), *rest)
+            assert_draws_agree(dspark_kernels.sample(*rows)[0], *rows)
+
+
 def test_full_vocabulary(make_rows):
-    rows = make_rows(12, 129_280, 3.0)
-    assert_draws_agree(dspark_kernels.sample(*rows)[0], *rows)
+    for spread in (0.5, 3.0):
+        rows = make_rows(12, 129_280, spread)
+        assert_draws_agree(dspark_kernels.sample(*rows)[0], *rows)
 
 
 def test_flat_full_vocabulary(make_rows):

@@ -46,6 +46,8 @@ def test_options(make_step):
     s = make_step(3, 64)
     with pytest.raises(ValueError, match="iters: got 0"):
         mhc_engram.hc_coefficients(s.X, *s.parameters, iters=0)
+    with pytest.raises(ValueError, match=r"coefficients\[2\]: got"):
+        mhc_engram.hc_step(*s.arguments(), coefficients=(s.pre_mix, s.post, torch.empty(3, 16)))
     with pytest.raises(ValueError, match="out"):
         mhc_engram.hc_mix(s.X, s.pre_mix, None, out=torch.empty(3, 63))
 

@@ -93,6 +93,24 @@ def test_writes_its_results_only(make_step):
             assert_bitwise(a, e)
 
 
+def test_coefficients_in_place(make_step):
+    """pre_mix, post and comb may be overwritten by the new coefficients, with either backend."""
+    for T, d in ((1, 128), (40, 256), (3, 1040)):
+        s = make_step(T, d)
+        expected = run(s)
+        for backend in ("native", "reference"):
+            X, y, post, comb, *parameters, pre, weight = (t.clone() for t in s.arguments())
+            with kernel_core.using(backend):
+                results = mhc_engram.hc_step(
+                    X, y, post, comb, *parameters, pre, weight, coefficients=(pre, post, comb)
+                )  # fmt: skip
+            assert results[1] is pre and results[2] is post and results[3] is comb
+            for a, e in zip((X, *results), expected, strict=True):
+                assert_close(a, e, atol=2e-5, rtol=2e-5)
+                if backend == "native":
+                    assert_bitwise(a, e)
+
+
 def test_reference_backend_and_dispatcher(make_step):
     s = make_step(4, 64)
     with kernel_core.using("reference"):

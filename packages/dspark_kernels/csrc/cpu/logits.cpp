@@ -21,10 +21,10 @@ void top_row(const TopLogprobs& a, int64_t t) {
   const bool usable = row.usable();
   int64_t found = 0;
   if (usable) {
-    row.collect(row.reached_by(a.k), ids, values);
-    keys.resize(ids.size());
-    for (size_t i = 0; i < ids.size(); ++i) keys[i] = order_key(values[i], ids[i]);
-    found = std::min<int64_t>(a.k, static_cast<int64_t>(ids.size()));
+    const int64_t count = row.collect(row.reached_by(a.k), ids, values);
+    keys.resize(count);
+    for (int64_t i = 0; i < count; ++i) keys[i] = order_key(values[i], ids[i]);
+    found = std::min(a.k, count);
     std::partial_sort(keys.begin(), keys.begin() + found, keys.end(), std::greater<uint64_t>());
     for (int64_t i = 0; i < found; ++i) {
       out_ids[i] = 0xFFFFFFFFu - static_cast<uint32_t>(keys[i]);

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -58,11 +60,41 @@ inline void weights_of(const float* x, int64_t n, float top, float factor, float
   }
 }
 
+// Sum of n values, a whole number of registers
+inline float plain_sum(const float* x, int64_t n) {
+  F32 sum = F32::zero();
+  for (int64_t i = 0; i < n; i += F32::width) sum = sum + F32::load(x + i);
+  return reduce_add(sum);
+}
+
 // Descending order of keys = descending logits, the lower id first among equals.
 inline uint64_t order_key(float x, int64_t id) {
   const uint32_t bits = bit_cast<uint32_t>(x + 0.0f);  // -0 becomes +0
   const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   return static_cast<uint64_t>(ordered) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(id));
+}
+
+// The values >= cut of a block, in order; room for all n.
+inline int64_t collect_block(const float* x, int64_t n, float cut, int64_t first, int32_t* ids, float* values) {
+  int64_t count = 0;
+  int64_t i = 0;
+#if defined(KERNEL_CORE_ISA_avx512)
+  const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; i + 16 <= n; i += 16) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    const __mmask16 kept = _mm512_cmp_ps_mask(v, _mm512_set1_ps(cut), _CMP_GE_OQ);
+    _mm512_mask_compressstoreu_ps(values + count, kept, v);
+    _mm512_mask_compressstoreu_epi32(ids + count, kept,
+                                     _mm512_add_epi32(step, _mm512_set1_epi32(static_cast<int>(first + i))));
+    count += __builtin_popcount(kept);
+  }
+#endif
+  for (; i < n; ++i) {
+    ids[count] = static_cast<int32_t>(first + i);
+    values[count] = x[i];
+    count += x[i] >= cut;  // no branch: half of them may be kept
+  }
+  return count;
 }
 
 class Row {
@@ -98,31 +130,37 @@ class Row {
     return i;
   }
 
-  // A logit that at least k tokens reach, from the blocks' maxima; -inf if there are fewer blocks than that.
+  // A logit that at least k tokens reach: the k-th largest maximum of separate pieces. -inf where pieces get small.
   float reached_by(int64_t k) const {
-    if (k > blocks()) return -kInfinity;
-    std::vector<float> m = maxima_;
+    std::vector<float> m;
+    if (k <= blocks()) {
+      m = maxima_;
+    } else {
+      const int64_t piece = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(vocab_ / (2 * k))));
+      if (piece < F32::width) return -kInfinity;
+      for (int64_t i = 0; i < vocab_; i += piece) m.push_back(block_max(x_ + i, std::min(piece, vocab_ - i)));
+    }
     std::nth_element(m.begin(), m.begin() + (k - 1), m.end(), std::greater<float>());
     return m[k - 1];
   }
 
-  // Finite logits >= cut with their ids, ids ascending.
-  void collect(float cut, std::vector<int32_t>& ids, std::vector<float>& values) const {
-    ids.clear();
-    values.clear();
+  // Finite logits >= cut with their ids, ids ascending; returns how many. The vectors grow to hold them and never
+  // shrink, so that a warm thread neither allocates nor clears.
+  int64_t collect(float cut, std::vector<int32_t>& ids, std::vector<float>& values) const {
     cut = std::max(cut, std::numeric_limits<float>::lowest());
+    int64_t count = 0;
     for (int64_t b = 0; b < blocks(); ++b) {
       if (maxima_[b] < cut) continue;
-      const int64_t end = b * kBlock + length(b);
-      for (int64_t i = b * kBlock; i < end; ++i) {
-        if (x_[i] >= cut) {
-          ids.push_back(static_cast<int32_t>(i));
-          values.push_back(x_[i]);
-        }
+      if (static_cast<int64_t>(ids.size()) < count + kBlock) {
+        ids.resize(2 * count + kBlock);
+        values.resize(2 * count + kBlock);
       }
+      count += collect_block(block(b), length(b), cut, b * kBlock, ids.data() + count, values.data() + count);
     }
+    return count;
   }
 
+  int64_t vocab() const { return vocab_; }
   int64_t blocks() const { return (vocab_ + kBlock - 1) / kBlock; }
   int64_t length(int64_t b) const { return std::min(kBlock, vocab_ - b * kBlock); }
   const float* block(int64_t b) const { return x_ + b * kBlock; }

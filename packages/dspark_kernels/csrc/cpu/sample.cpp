@@ -27,51 +27,55 @@ int64_t reach(const float* weights, int64_t n, double target) {
   return last;
 }
 
-int64_t draw_from_all(const Row& row, const Params& p) {
-  const float factor = 1.0f / p.temperature;
-  std::vector<float> own;
-  double total = row.plain_mass();
-  if (factor != 1.0f) total = row.sum(factor, own);
-  const std::vector<float>& sums = factor == 1.0f ? row.plain_sums() : own;
-  const int64_t b = reach(sums.data(), row.blocks(), p.u * total);
-  double before = 0;
-  for (int64_t i = 0; i < b; ++i) before += sums[i];
-  alignas(64) float weights[kBlock];
-  weights_of(row.block(b), row.length(b), row.top(), factor, weights);
-  return b * kBlock + reach(weights, row.length(b), p.u * total - before);
+// The same over blocks whose sums are known; `weights_of_block(b)` gives the weights of one.
+template <typename F>
+int64_t reach_in_blocks(const std::vector<float>& sums, double target, int64_t vocab, F&& weights_of_block) {
+  const int64_t b = reach(sums.data(), static_cast<int64_t>(sums.size()), target);
+  for (int64_t i = 0; i < b; ++i) target -= sums[i];
+  return b * kBlock + reach(weights_of_block(b), std::min(kBlock, vocab - b * kBlock), target);
 }
 
-int64_t draw_from_prefix(const Row& row, int64_t vocab, const Params& p) {
-  thread_local std::vector<int32_t> ids;
-  thread_local std::vector<float> values, weights;
-  thread_local std::vector<Candidate> list;
+int64_t draw_from_all(const Row& row, const Params& p) {
+  thread_local std::vector<float> own;
+  const float factor = 1.0f / p.temperature;
+  const double total = factor == 1.0f ? row.plain_mass() : row.sum(factor, own);
+  alignas(64) float weights[kBlock];
+  return reach_in_blocks(factor == 1.0f ? row.plain_sums() : own, p.u * total, row.vocab(), [&](int64_t b) {
+    weights_of(row.block(b), row.length(b), row.top(), factor, weights);
+    return weights;
+  });
+}
+
+int64_t draw_from_prefix(const Row& row, const Params& p) {
+  thread_local Candidates c;
+  thread_local std::vector<float> sums;
 
   const float factor = 1.0f / p.temperature;
   double mass = std::numeric_limits<double>::infinity();
   double cut = -kInfinity;
   if (p.top_p < 1.0f) {
     // Tokens lighter than the mass left out, shared by all, come after the cut: together they are lighter than it.
-    std::vector<float> own;
-    const double total = factor == 1.0f ? row.plain_mass() : row.sum(factor, own);
+    const double total = factor == 1.0f ? row.plain_mass() : row.sum(factor, sums);
     mass = static_cast<double>(p.top_p) * total;
-    const double light = 0.5 * (1.0 - static_cast<double>(p.top_p)) * total / static_cast<double>(vocab);
+    const double light = 0.5 * (1.0 - static_cast<double>(p.top_p)) * total / static_cast<double>(row.vocab());
     cut = row.top() + static_cast<double>(p.temperature) * std::log(std::min(1.0, light));
   }
-  if (p.top_k > 0 && p.top_k < vocab) cut = std::max<double>(cut, row.reached_by(p.top_k));
-  row.collect(static_cast<float>(cut), ids, values);
+  if (p.top_k > 0 && p.top_k < row.vocab()) cut = std::max<double>(cut, row.reached_by(p.top_k));
+  const float low = std::max(static_cast<float>(cut), std::numeric_limits<float>::lowest());
+  collect(row, low, factor, c);
 
-  const int64_t count = static_cast<int64_t>(ids.size());
-  weights.resize(count);
-  list.resize(count);
-  weights_of(values.data(), count, row.top(), factor, weights.data());
-  for (int64_t i = 0; i < count; ++i) list[i] = {order_key(values[i], ids[i]), weights[i]};
-  const uint64_t end = prefix_end(list, mass, p.top_k > 0 ? p.top_k : count);
+  const int64_t end = prefix_end(c, low, row.top(), mass, p.top_k > 0 ? p.top_k : c.size);
+  const float last = c.values[end];
+  const int64_t count = c.size;
+  for (int64_t i = 0; i < count; ++i) c.weights[i] = c.values[i] < last ? 0.0f : c.weights[i];
+  for (int64_t i = end + 1; i < count; ++i) c.weights[i] = c.values[i] == last ? 0.0f : c.weights[i];
+  sums.clear();
   double total = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (order_key(values[i], ids[i]) < end) weights[i] = 0.0f;
-    total += weights[i];
+  for (int64_t b = 0; b < count; b += kBlock) {
+    sums.push_back(plain_sum(&c.weights[b], std::min(kBlock, c.padded() - b)));
+    total += sums.back();
   }
-  return ids[reach(weights.data(), count, p.u * total)];
+  return c.ids[reach_in_blocks(sums, p.u * total, count, [&](int64_t b) { return &c.weights[b * kBlock]; })];
 }
 
 void sample_row(const Sample& a, int64_t t) {
@@ -89,7 +93,7 @@ void sample_row(const Sample& a, int64_t t) {
   } else if (p.top_p >= 1.0f && (p.top_k == 0 || p.top_k >= a.vocab)) {
     token = draw_from_all(row, p);
   } else {
-    token = draw_from_prefix(row, a.vocab, p);
+    token = draw_from_prefix(row, p);
   }
   a.chosen[t] = token;
   a.logprobs[t] = static_cast<float>(row.logprob(logits[token]));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dspark_kernels import _native, reference
+from dspark_kernels import _native, reference  # type: ignore[attr-defined]
 from kernel_core import register_native, register_op, unsupported, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
@@ -51,8 +51,8 @@ def sample(
     row, which = _native.bad_parameter(T, temperature.data_ptr(), top_p.data_ptr(), k_pointer)
     if row >= 0:
         name, allowed = _PARAMETERS[which]
-        value = {"t": temperature, "p": top_p, "k": top_k}[which]
-        require(False, name, f"{value[row].item()} in row {row}", allowed)
+        values = {"t": temperature, "p": top_p, "k": temperature if top_k is None else top_k}[which]
+        require(False, name, f"{values[row].item()} in row {row}", allowed)
     if use_reference():
         return reference.sample(logits, temperature, top_p, top_k, seeds, positions, case=case)
     tokens = torch.empty(T, dtype=I64)

@@ -71,7 +71,7 @@ def hc_mix(
     _check_mix(X, "pre", pre, norm_weight, out)
     if use_reference():
         return _into(out, reference.hc_mix(X, pre, norm_weight, eps))
-    mixed = torch.empty(T, d, dtype=F32, device=X.device) if out is None else out
+    mixed = torch.empty(T, d, dtype=F32) if out is None else out
     weight = 0 if norm_weight is None else norm_weight.data_ptr()
     # fmt: off
     native.hc_step(T, d, X.data_ptr(), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, pre.data_ptr(), weight, eps,
@@ -112,6 +112,7 @@ def hc_step(
     hc_eps: float = 1e-6,
     iters: int = 20,
     out: torch.Tensor | None = None,
+    coefficients: Coefficients | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Between two sublayers, in one pass: the update, the next coefficients, the next input.
 
@@ -119,20 +120,30 @@ def hc_step(
     `hc_coefficients(X, fn, base, scale)` and `hc_mix(X, pre_mix, norm_weight, eps)`. X changes in place.
 
     Returns x [T, d] and pre [T, n], post [T, n], comb [T, n, n]: x is the input of the sublayer whose output
-    post and comb will add; pre is the `pre_mix` of the step after. No argument may share memory with X or `out`.
+    post and comb will add; pre is the `pre_mix` of the step after. They are written to `out` and `coefficients`
+    (pre, post, comb) where given: pre_mix, post and comb themselves may stand there, since they are read before.
+    Otherwise no two arguments may share memory.
     """
     T, d = _streams(X, "hc_step")
     _check_parameters(X, d, fn, base, scale, iters)
     _check_mix(X, "pre_mix", pre_mix, norm_weight, out)
     if y is not None:
         _check_update(X, y, post, comb)
+    if coefficients is None:
+        coefficients = _empty_coefficients(T, X)
+    elif coefficients[0] is not pre_mix or coefficients[1] is not post or coefficients[2] is not comb or y is None:
+        _check_coefficients(X, coefficients)
+    pre, new_post, new_comb = coefficients
     if use_reference():
-        options = {"eps": eps, "norm_eps": norm_eps, "hc_eps": hc_eps, "iters": iters}
-        x, *coefficients = reference.hc_step(X, y, post, comb, fn, base, scale, pre_mix, norm_weight, **options)
-        return (_into(out, x), *coefficients)
-    x = torch.empty(T, d, dtype=F32, device=X.device) if out is None else out
-    pre, new_post, new_comb = _empty_coefficients(T, X)
-    update = (0, 0, 0) if y is None else (y.data_ptr(), post.data_ptr(), comb.data_ptr())
+        x, *values = reference.hc_step(
+            X, y, post, comb, fn, base, scale, pre_mix, norm_weight,
+            eps=eps, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters,
+        )  # fmt: skip
+        for target, value in zip(coefficients, values, strict=True):
+            target.copy_(value)
+        return _into(out, x), pre, new_post, new_comb
+    x = torch.empty(T, d, dtype=F32) if out is None else out
+    update = [0 if t is None or y is None else t.data_ptr() for t in (y, post, comb)]
     # fmt: off
     native.hc_step(T, d, X.data_ptr(), *update, fn.data_ptr(), base.data_ptr(), scale.data_ptr(), norm_eps, hc_eps,
                    iters, pre.data_ptr(), new_post.data_ptr(), new_comb.data_ptr(), pre_mix.data_ptr(),
@@ -189,6 +200,14 @@ def _check_mix(
         _float("norm_weight", weight, (d,), X)
     if out is not None:
         _float("out", out, (T, d), X)
+
+
+def _check_coefficients(X: torch.Tensor, coefficients: Coefficients) -> None:
+    T, n, _ = X.shape
+    pre, post, comb = coefficients
+    _float("coefficients[0]", pre, (T, n), X)
+    _float("coefficients[1]", post, (T, n), X)
+    _float("coefficients[2]", comb, (T, n, n), X)
 
 
 def _empty_coefficients(T: int, X: torch.Tensor) -> Coefficients:
