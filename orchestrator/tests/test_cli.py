@@ -97,8 +97,13 @@ WRONG = {
 def test_mistakes_say_what_to_do(nano, name):
     options, words = WRONG[name]
     model = () if name == "model" else ("--model", str(nano))
-    done = fathom("generate", "x", *model, *options)
-    assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr
+    status, _, error = call("generate", "x", *model, *options)
+    assert status and isinstance(error, UsageError | ValueError) and words in str(error)
+
+
+def test_mistakes_are_printed_without_a_traceback(nano):
+    done = fathom("generate", "x", "--model", str(nano), "--regex", "((")
+    assert done.returncode == 1 and done.stderr.startswith("fathom: ") and "Traceback" not in done.stderr
 
 
 def test_folder_without_a_model(tmp_path):
