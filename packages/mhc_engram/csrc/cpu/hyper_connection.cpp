@@ -76,9 +76,11 @@ inline void keep_in_register(F32& x) {
 #endif
 }
 
-// NR rows of fn against NT tokens' tiles; `lanes` [row][token] carries the sums from tile to tile.
+// NR rows of fn against NT tokens' tiles; `lanes` [row][token] carries the sums from tile to tile. Half a kilobyte of
+// each row is too short for the processor to foresee the next rows, so those at `next` are fetched by hand; for a
+// single token the loads are close enough together without.
 template <int NT, int NR>
-inline void dot_tile(const float* fn, int64_t d, const float* tiles, int64_t width, float* lanes) {
+inline void dot_tile(const float* fn, const float* next, int64_t d, const float* tiles, int64_t width, float* lanes) {
   F32 acc[NR][NT];
   for (int r = 0; r < NR; ++r)
     for (int t = 0; t < NT; ++t) acc[r][t] = F32::load(lanes + (r * NT + t) * W);
@@ -91,6 +93,7 @@ inline void dot_tile(const float* fn, int64_t d, const float* tiles, int64_t wid
       }
       for (int r = 0; r < NR; ++r) {
         const F32 w = F32::load(fn + (r * kStreams + j) * d + i);
+        if (NT > 1 && W > 1) __builtin_prefetch(next + (r * kStreams + j) * d + i);
         for (int t = 0; t < NT; ++t) acc[r][t] = fma(w, x[t], acc[r][t]);
       }
     }
@@ -114,8 +117,11 @@ void segment_sums(const HcStep& a, int64_t t0, int64_t count, int64_t segment, i
     const int64_t width = std::min(kTile, end - c);
     for (int64_t t = 0; t < count; ++t) stream_tile(a, t0 + t, c, width, tiles + t * kStreams * kTile, run[t]);
     if (!a.fn) continue;
-    for (int r = 0; r < kCoefficients; r += NR)
-      dot_tile<NT, NR>(a.fn + r * kStreams * a.channels + c, a.channels, tiles, width, lanes + r * NT * W);
+    for (int r = 0; r < kCoefficients; r += NR) {
+      const float* fn = a.fn + r * kStreams * a.channels + c;
+      const float* next = r + NR < kCoefficients ? fn + NR * kStreams * a.channels : a.fn + c + kTile;
+      dot_tile<NT, NR>(fn, next, a.channels, tiles, width, lanes + r * NT * W);
+    }
   }
   for (int64_t t = 0; t < count; ++t) {
     float* out = sums + ((t0 + t) * segments + segment) * kSums;
