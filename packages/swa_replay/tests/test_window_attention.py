@@ -215,6 +215,36 @@ def test_extreme_scales_decode_exactly(window_case, isa):
     assert actual[2].isnan().all() and not actual[:2].isnan().any()
 
 
+@pytest.mark.parametrize("isa", available_isas())
+def test_every_window_code_and_scale(window_case, isa):
+    """Each finite E4M3 code under scales of every kind, as the only key: the output is the row, exactly.
+
+    Subnormal float32 values may become zero: the tile unit knows none.
+    """
+    codes = torch.tensor([c for c in range(256) if c & 127 != 127] + [0, 128], dtype=torch.uint8)
+    scales = [*range(20, 240), 8, 9, 10, 11, 245, 246]
+    rows = torch.stack([torch.cat((codes, torch.full((8,), s, dtype=torch.uint8))) for s in scales])
+    shape = {**NANO, "dim": 256, "rope_dim": 0, "window": 1}
+    case = window_case([len(rows)], [5], **shape)
+    case["q"] *= 1e-30  # finite scores under every scale; one key has weight 1 whatever its score
+    case["sink"] = torch.full((4,), -torch.inf)
+    with limit_isa(isa):
+        actual = attend(case, new_rows=rows)
+    expected = formats.dequantize_window(rows)[:, None].expand(-1, 4, -1)
+    assert torch.equal(actual, expected) or isa == "amx"
+    torch.testing.assert_close(actual, expected, atol=2.0**-126, rtol=0)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_rows_with_subnormal_codes_among_others(window_case, isa):
+    case = window_case([40], [100], **NANO)
+    for rows in (case["new_rows"], case["ring"].flatten(0, 1)):
+        rows[::3, :20] = (torch.arange(20) % 8 | torch.arange(20) % 2 * 128).to(torch.uint8)
+    with limit_isa(isa):
+        torch.testing.assert_close(attend(case), reference(case), atol=4e-6, rtol=1e-5)
+        assert torch.equal(attend(case)[17:18], attend(select(case, [17])))
+
+
 def test_out_is_filled_and_nothing_else(window_case):
     case = window_case([5, 4], [0, 40], **NANO)
     held = torch.full((9 + 2, 4, 64), torch.nan)

@@ -13,14 +13,10 @@ _EXISTS = "cpu, and the reference through kernel_core.using('reference')"
 
 
 def _require(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
-    """Dtype, shape and contiguity; the slow check speaks only about an argument that fails the quick one."""
+    """Dtype, shape and contiguity. The slow check speaks only when the quick one fails: decoding calls this often."""
     for name, value, dtype, shape in arguments:
         if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
             check.tensor(name, value, dtype=dtype, shape=shape)
-
-
-def _row_width(dtype: torch.dtype, dim: int) -> int:
-    return dim + dim // 32 if dtype is _U8 else dim
 
 
 def window_attention(
@@ -68,15 +64,23 @@ def window_attention(
         ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then.
         NotImplementedError: the tensors' device has no implementation.
     """
-    check.tensor("q", q, dtype=_F32, shape=(None, None, None))
+    if q.dtype is not _F32 or q.dim() != 3 or not q.is_contiguous():
+        check.tensor("q", q, dtype=_F32, shape=(None, None, None))
     rows, heads, dim = q.shape
-    check.require(heads > 0 and dim > 0 and dim % 32 == 0, "q", list(q.shape), "heads, and a multiple of 32 channels")
-    check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, _row_width(ring.dtype, dim)))
-    slots, ring_size, row = ring.shape
-    check.require(0 < window <= ring_size, "window", window, f"1 to {ring_size}, the rows of a ring")
-    batch = start_pos.numel()
-    rope_dim = rope.shape[-1]
-    check.require(rope_dim % 2 == 0 and rope_dim <= dim, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
+    if heads < 1 or dim < 1 or dim % 32:
+        check.require(False, "q", list(q.shape), "heads, and a multiple of 32 channels")
+    packed = ring.dtype is _U8
+    row = dim + dim // 32 if packed else dim
+    if ring.dim() != 3 or ring.shape[2] != row or not (packed or ring.dtype is _F32) or not ring.is_contiguous():
+        check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, row))
+    slots, ring_size, _ = ring.shape
+    if not 0 < window <= ring_size:
+        check.require(False, "window", window, f"1 to {ring_size}, the rows of a ring")
+    if rope.dim() != 2:
+        check.tensor("rope", rope, dtype=_F32, shape=(rows, None))
+    batch, rope_dim = start_pos.numel(), rope.shape[1]
+    if rope_dim % 2 or rope_dim > dim:
+        check.require(False, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
     _require(
         ("new_rows", new_rows, ring.dtype, (rows, row)),
         ("ring_slot", ring_slot, _I32, (batch,)),
@@ -117,7 +121,7 @@ def window_attention(
         window,
         rope_dim,
         scale,
-        ring.dtype is _U8,
+        packed,
     )
     return out
 
@@ -149,8 +153,9 @@ def store_window(
     check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, None))
     slots, ring_size, row = ring.shape
     check.require(ring_size > 0, "ring", list(ring.shape), "at least one row a slot")
-    batch = start_pos.numel()
-    rows = new_rows.shape[0]
+    if new_rows.dim() != 2:
+        check.tensor("new_rows", new_rows, dtype=ring.dtype, shape=(None, row))
+    batch, rows = start_pos.numel(), new_rows.shape[0]
     _require(
         ("new_rows", new_rows, ring.dtype, (rows, row)),
         ("ring_slot", ring_slot, _I32, (batch,)),

@@ -12,7 +12,7 @@ _F32, _I32, _I64, _U8 = torch.float32, torch.int32, torch.int64, torch.uint8
 
 
 def _require(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
-    """Dtype, shape and contiguity; the slow check speaks only about an argument that fails the quick one."""
+    """Dtype, shape and contiguity. The slow check speaks only when the quick one fails: decoding calls this often."""
     for name, value, dtype, shape in arguments:
         if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
             check.tensor(name, value, dtype=dtype, shape=shape)
@@ -74,18 +74,29 @@ def sparse_attention(
         ValueError: a dtype, shape, slot, offset, index or block that does not fit; nothing is written then.
         NotImplementedError: the tensors' device has no implementation.
     """
-    check.tensor("q", q, dtype=_F32, shape=(None, None, None))
+    if q.dtype is not _F32 or q.dim() != 3 or not q.is_contiguous():
+        check.tensor("q", q, dtype=_F32, shape=(None, None, None))
     rows, heads, dim = q.shape
-    check.require(heads > 0 and dim > 0 and dim % 32 == 0, "q", list(q.shape), "heads, and a multiple of 32 channels")
+    if heads < 1 or dim < 1 or dim % 32:
+        check.require(False, "q", list(q.shape), "heads, and a multiple of 32 channels")
     packed = ring.dtype is _U8
     row = dim + dim // 32 if packed else dim
-    check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, row))
+    if ring.dim() != 3 or ring.shape[2] != row or not (packed or ring.dtype is _F32) or not ring.is_contiguous():
+        check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, row))
     slots, ring_size, _ = ring.shape
-    check.require(0 < window <= ring_size, "window", window, f"1 to {ring_size}, the rows of a ring")
-    check.require(rows_per_block > 0, "rows_per_block", rows_per_block, "1 or more")
-    batch, blocks, reach, selected = start_pos.numel(), pages.shape[0], block_table.shape[-1], indices.shape[-1]
-    rope_dim = rope.shape[-1]
-    check.require(rope_dim % 2 == 0 and rope_dim <= dim, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
+    if not 0 < window <= ring_size:
+        check.require(False, "window", window, f"1 to {ring_size}, the rows of a ring")
+    if rows_per_block < 1:
+        check.require(False, "rows_per_block", rows_per_block, "1 or more")
+    if pages.dim() != 3 or not (block_table.dim() == indices.dim() == rope.dim() == 2):
+        check.tensor("pages", pages, dtype=ring.dtype, shape=(None, rows_per_block, None))
+        check.tensor("block_table", block_table, dtype=_I32, shape=(None, None))
+        check.tensor("indices", indices, dtype=_I32, shape=(rows, None))
+        check.tensor("rope", rope, dtype=_F32, shape=(rows, None))
+    batch, blocks, reach, selected = start_pos.numel(), pages.shape[0], block_table.shape[1], indices.shape[1]
+    rope_dim = rope.shape[1]
+    if rope_dim % 2 or rope_dim > dim:
+        check.require(False, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
     _require(
         ("new_rows", new_rows, ring.dtype, (rows, row)),
         ("ring_slot", ring_slot, _I32, (batch,)),
