@@ -1,5 +1,7 @@
 """A slow float64 model of the text forward pass, written from the description alone: the judge of implementations.
 
+The description is docs/model.md; docs/checkpoint.md has the tensor tables.
+
     oracle = Oracle(folder, token_map=...)
     trace = oracle.forward(tokens, cache="float")        # logits and every intermediate
     trace, report = oracle.follow(record)                # judge an export choice by choice

@@ -1,4 +1,4 @@
-// Latent attention over window rows and selected rows with one softmax (model.md 2.4), in float32.
+// Latent attention over window rows and selected rows with one softmax, in float32 (docs/model.md, Attention).
 //
 // All heads of a row share its keys, so a key is decoded once and meets every head. Keys stand in one order: window
 // rows by position, then selected rows as listed. All scores of a row are kept, so the softmax takes its maximum once

@@ -34,7 +34,9 @@ def window_attention(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each row over the last `window` positions, all heads sharing one latent key (model.md 2.4, 6.1).
+    """Attention of each row over the last `window` positions, all heads sharing one latent key.
+
+    Formula: docs/model.md, Attention and Bounded replay.
 
     The row at position p of request b sees the keys at max(0, lower[b], p - window + 1) to p. Those below
     start_pos[b] are read from the request's ring, the others from `new_rows`, so a chunk may be longer than the ring;

@@ -1,4 +1,6 @@
-"""Bounded replay: which rows are fed again, which are kept, and what they may write (model.md 6).
+"""Bounded replay: which rows are fed again, which are kept, and what they may write.
+
+Rules: docs/model.md, Bounded replay.
 
 Pure functions of lengths; positions and tokens count from 0. They hold for any window and draft length.
 """
@@ -29,7 +31,7 @@ def exact_tail_rows(layers: int, window: int = 128) -> int:
 
 @dataclass(frozen=True)
 class EncoderReplayPlan:
-    """Feeding a prompt whose first `hit` tokens have global rows but no window rows (model.md 6.2).
+    """Feeding a prompt whose first `hit` tokens have global rows but no window rows.
 
     Tokens `start` to `length` - 1 are fed at their own positions. Window keys below `start` are not seen
     (`lower` of the attention) and all fed rows are stored in the rings, but a global row is written only when its
@@ -72,7 +74,7 @@ class EncoderReplayPlan:
 
 @dataclass(frozen=True)
 class DecoderTailPlan:
-    """Which rows of a prompt the decoder layers run (model.md 6.5, 14).
+    """Which rows of a prompt the decoder layers run.
 
     The decoder runs positions `start` to `length` - 1, `keep` at most; below `start` no window key is seen and no
     ring row written in its layers, while the first decoder layer makes global rows of every token. `start` follows
@@ -152,7 +154,7 @@ def usable_hit(
     window_kept: bool = False,
     first_logit: int | None = None,
 ) -> int:
-    """How many of `matched` cached tokens a prompt of `length` adopts (model.md 6.3).
+    """How many of `matched` cached tokens a prompt of `length` adopts.
 
     Whole blocks, at least one token left to compute, so a fully cached prompt of whole blocks falls back by one
     block. Without window rows a hit that is not longer than the window is not worth adopting: replay would compute

@@ -9,8 +9,8 @@ namespace kernel_core {
 
 inline constexpr int64_t kMaxPosition = int64_t{1} << 48;  // far above any context, far below overflow
 
-// One attention call over a ragged batch (model.md 2.4): a window of recent rows, selected compressed rows, one
-// softmax. Rows are bytes; `packed` says whether they hold the FP4 / FP8 formats or plain float32.
+// One attention call over a ragged batch (docs/model.md, Attention): a window of recent rows, selected compressed rows,
+// one softmax. Rows are bytes; `packed` says whether they hold the FP4 / FP8 formats or plain float32.
 struct AttentionArgs {
   const float* q;  // [rows, heads, dim], RoPE applied
   float* out;      // [rows, heads, dim]

@@ -59,7 +59,7 @@ inline void for_each_tile(const AttentionArgs& a, const std::vector<Tile>& tiles
   parallel_for(static_cast<int64_t>(tiles.size()), cost, [&](int64_t i) { attend(tiles[i]); });
 }
 
-// Inverse RoPE of the end of one head: adjacent pairs, conjugate rotation (model.md 2.4).
+// Inverse RoPE of the end of one head: adjacent pairs, conjugate rotation (docs/model.md, Attention).
 inline void unrotate(float* x, const float* rope, int64_t rope_dim) {
   const float *cos = rope, *sin = rope + rope_dim / 2;
   for (int64_t i = 0; i < rope_dim / 2; ++i) {

@@ -37,7 +37,9 @@ def sparse_attention(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One softmax over window rows and selected compressed rows, all heads sharing one latent key (model.md 2.4).
+    """One softmax over window rows and selected compressed rows, all heads sharing one latent key.
+
+    Formula: docs/model.md, Attention.
 
     The row at position p of request b sees the window keys at max(0, lower[b], p - window + 1) to p (below
     start_pos[b] from the request's ring, the rest from `new_rows`; store these afterwards), and the compressed rows
