@@ -42,6 +42,14 @@ void inject(const EngramInject& a, int64_t t, int64_t j) {
   for (int64_t i = 0; i < d; i += W) fma(g, F32::load(value + i), F32::load(x + i)).store(x + i);
 }
 
+// Rows lie anywhere in a table far larger than the caches: ask for a later one while this one is decoded.
+void fetch(const EngramGather& a, int64_t i) {
+  if (i >= a.count || a.rows[i] < 0) return;
+  const uint8_t* codes = a.table + a.rows[i] * a.dim;
+  for (int64_t c = 0; c < a.dim; c += 64) __builtin_prefetch(codes + c);
+  __builtin_prefetch(a.scale + a.rows[i] * (a.dim / kGroup));
+}
+
 void gather(const EngramGather& a, int64_t i) {
   float* out = a.out + i * a.dim;
   if (a.rows[i] < 0) {
@@ -65,7 +73,15 @@ void engram_inject(const EngramInject& a) {
 }
 
 void engram_gather(const EngramGather& a) {
-  kernel_core::parallel_for(a.count, a.dim, [&](int64_t i) { gather(a, i); });
+  constexpr int64_t kAhead = 8, kRows = 24;  // rows of an item
+  const int64_t items = (a.count + kRows - 1) / kRows;
+  kernel_core::parallel_for(items, kRows * a.dim, [&](int64_t item) {
+    const int64_t end = std::min(a.count, (item + 1) * kRows);
+    for (int64_t i = item * kRows; i < end; ++i) {
+      fetch(a, i + kAhead);
+      gather(a, i);
+    }
+  });
 }
 
 }  // namespace KERNEL_CORE_ISA

@@ -30,43 +30,55 @@ struct Running {
   F32 squares[kStreams], mix;
 };
 
+enum Part { kUpdate = 1, kCoefficient = 2, kMix = 4 };
+
 // Channels [c, c + width) of token t: update, squares, mix; the updated streams also go to `tile`.
-inline void stream_tile(const HcStep& a, int64_t t, int64_t c, int64_t width, float* tile, Running& run) {
+template <int Parts>
+void stream_tile(const HcStep& a, int64_t t, int64_t c, int64_t width, float* tile, Running& running) {
   const int64_t d = a.channels;
   float* x = a.streams + t * kStreams * d + c;
-  const float* y = a.y ? a.y + t * d + c : nullptr;
+  const float* y = a.y + t * d + c;
   const float* post = a.post + t * kStreams;
   const float* comb = a.comb + t * kStreams * kStreams;
   const float* pre = a.pre_mix + t * kStreams;
-  float* mixed = a.mixed ? a.mixed + t * d + c : nullptr;
+  float* mixed = a.mixed + t * d + c;
+  Running run = running;
   for (int64_t i = 0; i < width; i += W) {
     F32 v[kStreams];
     for (int j = 0; j < kStreams; ++j) v[j] = F32::load(x + j * d + i);
-    if (y) {
+    if constexpr (Parts & kUpdate) {
       const F32 out = F32::load(y + i);
       F32 u[kStreams];
-      for (int j = 0; j < kStreams; ++j) {
-        u[j] = F32::set(post[j]) * out;
-        for (int k = 0; k < kStreams; ++k) u[j] = fma(F32::set(comb[k * kStreams + j]), v[k], u[j]);
-      }
+      for (int j = 0; j < kStreams; ++j) u[j] = F32::set(post[j]) * out;
+      for (int k = 0; k < kStreams; ++k)
+        for (int j = 0; j < kStreams; ++j) u[j] = fma(F32::set(comb[k * kStreams + j]), v[k], u[j]);
       for (int j = 0; j < kStreams; ++j) {
         v[j] = u[j];
         v[j].store(x + j * d + i);
       }
     }
-    if (a.fn) {
+    if constexpr (Parts & kCoefficient) {
       for (int j = 0; j < kStreams; ++j) {
         v[j].store(tile + j * kTile + i);
         run.squares[j] = fma(v[j], v[j], run.squares[j]);
       }
     }
-    if (mixed) {
+    if constexpr (Parts & kMix) {
       F32 m = F32::set(pre[0]) * v[0];
       for (int j = 1; j < kStreams; ++j) m = fma(F32::set(pre[j]), v[j], m);
       m.store(mixed + i);
       run.mix = fma(m, m, run.mix);
     }
   }
+  running = run;
+}
+
+using StreamTile = void (*)(const HcStep&, int64_t, int64_t, int64_t, float*, Running&);
+
+StreamTile stream_tile_of(const HcStep& a) {
+  static constexpr StreamTile table[] = {stream_tile<0>, stream_tile<1>, stream_tile<2>, stream_tile<3>,
+                                         stream_tile<4>, stream_tile<5>, stream_tile<6>, stream_tile<7>};
+  return table[(a.y ? kUpdate : 0) | (a.fn ? kCoefficient : 0) | (a.mixed ? kMix : 0)];
 }
 
 // Keeps the compiler from reading a value again from memory at each use: loads are the scarce slots here.
@@ -112,10 +124,11 @@ void segment_sums(const HcStep& a, int64_t t0, int64_t count, int64_t segment, i
   Running run[NT];
   for (auto& r : run) r = {{F32::zero(), F32::zero(), F32::zero(), F32::zero()}, F32::zero()};
 
+  const StreamTile stream = stream_tile_of(a);
   const int64_t end = std::min(a.channels, (segment + 1) * kSegment);
   for (int64_t c = segment * kSegment; c < end; c += kTile) {
     const int64_t width = std::min(kTile, end - c);
-    for (int64_t t = 0; t < count; ++t) stream_tile(a, t0 + t, c, width, tiles + t * kStreams * kTile, run[t]);
+    for (int64_t t = 0; t < count; ++t) stream(a, t0 + t, c, width, tiles + t * kStreams * kTile, run[t]);
     if (!a.fn) continue;
     for (int r = 0; r < kCoefficients; r += NR) {
       const float* fn = a.fn + r * kStreams * a.channels + c;
