@@ -1,4 +1,4 @@
-"""Latent attention over two key sources with one softmax, and its projections (model description, "Attention")."""
+"""Latent attention over two key sources with one softmax, and its projections (docs/model.md, Attention)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Global rows of the source layers: latents, their main rows and index keys (model description, "Compressor")."""
+"""Global rows of the source layers: latents, their main rows and index keys (docs/model.md, Compressor)."""
 
 from __future__ import annotations
 

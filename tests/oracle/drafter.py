@@ -1,6 +1,6 @@
 """The block drafter: context rows from taps, one bidirectional block, a head that runs token by token.
 
-See the model description, "DSpark".
+See docs/model.md, Draft stages.
 """
 
 from __future__ import annotations

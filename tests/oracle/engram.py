@@ -1,4 +1,4 @@
-"""Engram: hashed n-gram look-up and its injection into the residual streams (model description, "Engram")."""
+"""Engram: hashed n-gram look-up and its injection into the residual streams (docs/model.md, Engram)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Free-running logits say little with quantised caches, since one flipped code or expert changes all that comes after it.
 Here each choice is judged where it was made, against values that rest on the implementation's own earlier choices, and
 then taken over, unless nothing can be computed with it, as with a NaN or a key of the future. What remains is
-arithmetic error, so logits compare tightly (model description, end of "Decisions").
+arithmetic error, so logits compare tightly (docs/model.md, Judging an implementation).
 
 The record is a dict of arrays:
 

@@ -1,7 +1,7 @@
 """Cache rows in exact arithmetic: E2M1, E4M3 and UE8M0 codes, and the main, window and index rows made of them.
 
 Everything is derived from the tables of representable magnitudes, with no bit tricks, so that a kernel's decoder and
-this one share nothing. See the model description, "KV cache layouts" and its decisions on zero groups and rounding.
+this one share nothing. See docs/model.md, Cache rows.
 """
 
 from __future__ import annotations

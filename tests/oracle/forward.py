@@ -1,4 +1,4 @@
-"""The text forward pass in float64, layer by layer over all rows at once (model description, "Forward pass")."""
+"""The text forward pass in float64, layer by layer over all rows at once (docs/model.md, Forward pass)."""
 
 from __future__ import annotations
 

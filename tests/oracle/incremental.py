@@ -1,8 +1,8 @@
 """The same model one token at a time, on rings and lists as a serving engine holds them: a check of the batch path.
 
 It shares the row-wise pieces (projections, experts, stream mixing) with `forward` and has its own state, visibility,
-selection and attention, written with gathers and loops in place of masks. See "Decode / chunk rules" and "The numbers
-134 and 140" of the model description.
+selection and attention, written with gathers and loops in place of masks. See docs/model.md, State of a request and
+Chunks and decode.
 """
 
 from __future__ import annotations

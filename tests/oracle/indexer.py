@@ -1,4 +1,4 @@
-"""Index scores, top-k and candidate blocks (model description, "Indexer" and "Hierarchical candidates")."""
+"""Index scores, top-k and candidate blocks (docs/model.md, Indexer and Candidate blocks)."""
 
 from __future__ import annotations
 

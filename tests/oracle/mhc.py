@@ -1,4 +1,4 @@
-"""Hyper-connections: coefficients of the residual streams and their update (model description, "mHC block")."""
+"""Hyper-connections: coefficients of the residual streams and their update (docs/model.md, Hyper-connections)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Router and experts (model description, "MoE")."""
+"""Router and experts (docs/model.md, Mixture of experts)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .config import Config
 
 
 def frequencies(dim: int, base: float, yarn: Config | None = None) -> np.ndarray:
-    """float32[dim / 2], computed in float64 and rounded once (model description, "YaRN frequencies")."""
+    """float32[dim / 2], computed in float64 and rounded once (docs/model.md, Rotary angles)."""
     plain = np.array([base ** (-2 * i / dim) for i in range(dim // 2)])
     if yarn is None:
         return plain.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Pieces of the oracle against numbers that the model description lists."""
+"""Pieces of the oracle against numbers known of the published model."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """A checkpoint's tensors: a small safetensors reader and exact dequantisation.
 
-See the model description, "Weight quantisation", and the tensor tables of the checkpoint description.
+See docs/checkpoint.md, Storage classes and Names.
 """
 
 from __future__ import annotations
