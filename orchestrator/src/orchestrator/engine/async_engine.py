@@ -7,10 +7,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 
 from orchestrator.engine.engine import Engine
+from orchestrator.engine.grammar import Matcher
 from orchestrator.engine.request import EngineFull, Event, Finished, SamplingParams
 
 
@@ -30,130 +31,194 @@ class Progress:
         return self.failed is not None or (self.has_work and time.monotonic() - self.last_step > limit)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stream:
+    """One reader. `aborted` is for an abort by id that comes before the engine knows the request."""
+
+    request_id: str
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Event | Exception]
+    queue: asyncio.Queue[Event | Exception] = field(default_factory=asyncio.Queue)
+    aborted: bool = False
 
 
 class AsyncEngine:
     """Requests are admitted and aborted between steps, so an abort frees its slot within two steps.
 
     `max_waiting` counts everything not yet running, also what the engine thread has not picked up.
+
+    Readers and the engine thread meet in two places: `_commands`, done in order, and each stream's queue. Only the
+    engine thread touches the engine and `_streams`, so no reader can get events of an earlier request with its id.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._wake = threading.Condition()
-        self._commands: deque[tuple[str, str, list[int], SamplingParams | None]] = deque()
-        self._streams: dict[str, _Stream] = {}
+        self._wake = threading.Condition()  # guards the fields up to `_busy_since`
+        self._commands: deque[Callable[[], None]] = deque()
+        self._open: dict[str, _Stream] = {}
+        self._arriving = 0  # past the door, not yet in the engine
         self._stopping = False
         self._failed: str | None = None
         self._busy_since = time.monotonic()
+        self._streams: dict[str, _Stream] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def progress(self) -> Progress:
+        """May be read from any thread."""
         scheduler = self.engine.scheduler
-        has_work = bool(self._commands) or self.engine.has_work
-        return Progress(
-            has_work=has_work,
-            last_step=max(self.engine.stats.last_step, self._busy_since),
-            steps=self.engine.stats.steps,
-            running=len(scheduler.running) + len(scheduler.parked),
-            waiting=len(scheduler.waiting) + sum(c[0] == "add" for c in tuple(self._commands)),
-            failed=self._failed,
-        )
+        with self._wake:
+            return Progress(
+                has_work=bool(self._commands) or self.engine.has_work,
+                last_step=max(self.engine.stats.last_step, self._busy_since),
+                steps=self.engine.stats.steps,
+                running=len(scheduler.running) + len(scheduler.parked),
+                waiting=len(scheduler.waiting) + self._arriving,
+                failed=self._failed,
+            )
 
-    async def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncIterator[Event]:
+    async def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncGenerator[Event, None]:
         """Events of one request, `Finished` last. Closing the iterator early aborts the request.
 
         Raises `ValueError` and `EngineFull` as `Engine.add` does, `RuntimeError` when the engine has died.
         """
-        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
-        with self._wake:
-            if self._failed is not None or self._stopping:
-                raise RuntimeError(f"the engine is not running: {self._failed or 'it was shut down'}")
-            if request_id in self._streams:
-                raise ValueError(f"request_id: got {request_id!r}, which is running; ids have to be unique")
-            if self.progress.waiting >= self.engine.config.max_waiting:
-                raise EngineFull(f"{self.engine.config.max_waiting} requests are waiting already; try again later")
-            if not self.engine.has_work and not self._commands:
-                self._busy_since = time.monotonic()
-            self._streams[request_id] = stream
-            self._commands.append(("add", request_id, prompt, params))
-            self._wake.notify()
+        self.engine.check(prompt, params)
+        stream = _Stream(request_id, asyncio.get_running_loop())
+        self._enter(stream)
         finished = False
         try:
+            await self._submit(stream, prompt, params)
             while not finished:
                 event = await stream.queue.get()
+                finished = isinstance(event, Finished | Exception)
                 if isinstance(event, Exception):
-                    finished = True
                     raise event
-                finished = isinstance(event, Finished)
                 yield event
         finally:
-            if not finished:
-                self.abort(request_id)
-            self._streams.pop(request_id, None)
+            with self._wake:
+                del self._open[request_id]
+                if not finished:
+                    self._tell(lambda: self._abort(stream))
 
     def abort(self, request_id: str) -> None:
-        """Ask for a request to end; returns at once."""
+        """Ask for a request to end; returns at once. Its reader gets `Finished`. Unknown ids are no error."""
         with self._wake:
-            self._commands.append(("abort", request_id, [], None))
-            self._wake.notify()
+            stream = self._open.get(request_id)
+            if stream is not None:
+                stream.aborted = True
+                self._tell(lambda: self._abort(stream))
 
     def close(self) -> None:
-        """Stop the thread; open requests get an error."""
+        """Stop the thread after the step it is in; open requests get an error. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         self._thread.join(timeout=30)
 
+    # What readers call.
+
+    def _enter(self, stream: _Stream) -> None:
+        request_id, limit = stream.request_id, self.engine.config.max_waiting
+        with self._wake:
+            if self._failed is not None or self._stopping:
+                raise RuntimeError(f"the engine is not running: {self._failed or 'it was shut down'}")
+            if request_id in self._open:
+                raise ValueError(f"request_id: got {request_id!r}, which is running; ids have to be unique")
+            if len(self.engine.scheduler.waiting) + self._arriving >= limit:
+                raise EngineFull(f"{limit} requests are waiting already; try again later")
+            self._open[request_id] = stream
+            self._arriving += 1
+
+    async def _submit(self, stream: _Stream, prompt: list[int], params: SamplingParams) -> None:
+        """Hand the request over, its grammar compiled: that may take seconds, in which the others go on."""
+        handed_over = False
+        try:
+            matcher = None if params.grammar is None else await asyncio.to_thread(self.engine.compile, params)
+            self._tell(lambda: self._add(stream, prompt, params, matcher))
+            handed_over = True
+        finally:
+            if not handed_over:
+                self._arrived()
+
+    def _arrived(self) -> None:
+        with self._wake:
+            self._arriving = max(0, self._arriving - 1)
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        """Have the engine thread do something before its next step."""
+        with self._wake:
+            if self._stopping:
+                return  # the thread tells every open stream when it ends
+            if not self._commands and not self.engine.has_work:
+                self._busy_since = time.monotonic()
+            self._commands.append(command)
+            self._wake.notify()
+
+    # What the engine thread does.
+
     def _run(self) -> None:
         try:
-            while True:
-                with self._wake:
-                    while not (self._commands or self.engine.has_work or self._stopping):
-                        self._wake.wait()
-                    if self._stopping:
-                        break
-                    commands = [self._commands.popleft() for _ in range(len(self._commands))]
-                for command in commands:
-                    self._obey(*command)
+            while self._obey():
                 if self.engine.has_work:
                     self._deliver(self.engine.step())
         except Exception as error:  # the thread is the engine: whatever ends it is reported to everybody
-            self._failed = f"{type(error).__name__}: {error}"
-        for request_id in list(self._streams):
-            self._send(request_id, RuntimeError(f"the engine stopped: {self._failed or 'shut down'}"))
+            with self._wake:
+                self._failed = f"{type(error).__name__}: {error}"
+        with self._wake:
+            self._stopping, self._arriving = True, 0
+            self._commands.clear()
+            left = list(self._open.values())
+        for stream in left:
+            self._send([(stream, RuntimeError(f"the engine stopped: {self._failed or 'shut down'}"))])
+        self._streams.clear()
 
-    def _obey(self, what: str, request_id: str, prompt: list[int], params: SamplingParams | None) -> None:
-        if what == "abort":
-            self.engine.abort(request_id)
-            return
-        assert params is not None
+    def _obey(self) -> bool:
+        """Wait for something to do and carry commands out; False when it is time to stop."""
+        with self._wake:
+            while not (self._commands or self.engine.has_work or self._stopping):
+                self._wake.wait()
+            if self._stopping:
+                return False
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            command()
+        return True
+
+    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, matcher: Matcher | None) -> None:
         try:
-            self.engine.add(request_id, prompt, params)
+            if stream.aborted:
+                self._send([(stream, Finished(stream.request_id, "abort", prompt_tokens=len(prompt)))])
+                return
+            self.engine.add(stream.request_id, prompt, params, matcher=matcher)
+            self._streams[stream.request_id] = stream
         except (ValueError, EngineFull) as error:
-            self._send(request_id, error)
+            self._send([(stream, error)])
+        finally:
+            self._arrived()
+
+    def _abort(self, stream: _Stream) -> None:
+        if self._streams.get(stream.request_id) is stream:
+            self.engine.abort(stream.request_id)
+            self._deliver(self.engine.take_events())  # before another request comes in under the same id
 
     def _deliver(self, events: list[Event]) -> None:
-        by_request: dict[str, list[Event]] = {}
+        self._send([(self._streams[event.request_id], event) for event in events])
         for event in events:
-            by_request.setdefault(event.request_id, []).append(event)
-        for request_id, mine in by_request.items():
-            self._send(request_id, *mine)
+            if isinstance(event, Finished):
+                del self._streams[event.request_id]
 
-    def _send(self, request_id: str, *items: Event | Exception) -> None:
-        stream = self._streams.get(request_id)
-        if stream is None:
-            return
+    @staticmethod
+    def _send(items: list[tuple[_Stream, Event | Exception]]) -> None:
+        """Put events into their streams' queues, with one call for each event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Event | Exception]]] = {}
+        for stream, event in items:
+            by_loop.setdefault(stream.loop, []).append((stream, event))
+        for loop, mine in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the readers' loop is closed: nobody is left to tell
+                loop.call_soon_threadsafe(_put, mine)
 
-        def put() -> None:
-            for item in items:
-                stream.queue.put_nowait(item)
 
-        with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody is left to tell
-            stream.loop.call_soon_threadsafe(put)
+def _put(items: list[tuple[_Stream, Event | Exception]]) -> None:
+    for stream, event in items:
+        stream.queue.put_nowait(event)

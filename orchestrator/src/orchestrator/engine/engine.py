@@ -9,18 +9,20 @@ from itertools import count
 
 import torch
 
+from kernel_core.check import require
 from orchestrator.engine.config import EngineConfig
-from orchestrator.engine.grammar import GrammarCompiler
+from orchestrator.engine.grammar import GrammarCompiler, Matcher
 from orchestrator.engine.pool import IdPool
 from orchestrator.engine.request import EngineFull, Event, Finished, FinishReason, Ready, SamplingParams, TokenOutput
 from orchestrator.engine.runner import Runner
-from orchestrator.engine.sampler import Sampler
+from orchestrator.engine.sampler import Sample, Sampler
 from orchestrator.engine.scheduler import Scheduler
 from orchestrator.engine.sequence import Sequence
 from orchestrator.engine.text_stream import TextStream
 from orchestrator.model.cache import CachePools
 from orchestrator.model.record import Recorder
 from orchestrator.model.transformer import Transformer
+from orchestrator.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -37,14 +39,22 @@ class EngineStats:
 
 
 class Engine:
-    """Synchronous core. Not thread-safe: `AsyncEngine` owns one from a single thread.
+    """Synchronous core. Not thread-safe, but for `check` and `compile`: `AsyncEngine` owns one from a single thread.
 
     `tokenizer` is needed for text, stop strings and grammars; without it events carry token ids alone.
+
+    A step has ended on the device before the next is planned, and requests come and go between steps only. So blocks
+    and slots are free the moment they are given back, and no step in flight can still read them.
     """
 
-    def __init__(self, model: Transformer, tokenizer: object | None = None, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer | None = None, config: EngineConfig | None = None
+    ) -> None:
         self.config = config or EngineConfig()
         self.model, self.tokenizer = model, tokenizer
+        vocab = model.config.vocab_size
+        if tokenizer is not None:
+            require(tokenizer.vocab_size == vocab, "tokenizer", f"{tokenizer.vocab_size} ids", f"{vocab}, as the model")
         self.context = self.config.context(model.config)
         self.cache = CachePools(
             model.config,
@@ -59,7 +69,7 @@ class Engine:
             self.config.chunk_tokens,
         )
         self.runner = Runner(model, self.cache)
-        self.sampler = Sampler(model.config.vocab_size, (model.config.eos_token_id,))
+        self.sampler = Sampler(vocab, (model.config.eos_token_id,))
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
         self.stats = EngineStats()
         self._sequences: dict[str, Sequence] = {}
@@ -70,16 +80,54 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._events) or self.scheduler.has_work
 
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
+        """Raise ValueError for what can never run: empty or too long prompt, unknown token. Grammars: see `compile`."""
+        vocab = self.model.config.vocab_size
+        known = f"an integer from 0 to {vocab - 1}"
+        require(isinstance(params, SamplingParams), "params", repr(params), "SamplingParams")
+        require(len(prompt) > 0, "prompt", "no tokens", "at least one")
+        for token in prompt:
+            if not (isinstance(token, int) and 0 <= token < vocab):
+                raise ValueError(f"prompt: got token {token!r}, allowed is {known}")
+        if len(prompt) >= self.context:
+            raise ValueError(
+                f"prompt: got {len(prompt)} tokens, allowed is at most {self.context - 1} (context {self.context} "
+                "less one token to sample); raise max_model_len or num_blocks, or shorten the prompt"
+            )
+        if self.tokenizer is None:
+            for name in ("stop", "grammar"):
+                given = getattr(params, name)
+                require(not given, name, repr(given), "nothing, since the engine has no tokenizer")
+        for token in params.stop_token_ids:
+            require(0 <= token < vocab, "stop_token_ids", token, known)
+
+    def compile(self, params: SamplingParams) -> Matcher | None:
+        """A fresh matcher of the request's grammar. May take seconds; any thread may call it.
+
+        Raises ValueError for a grammar that is malformed, unsatisfiable or too large.
+        """
+        return None if params.grammar is None or self.grammars is None else self.grammars.compile(params.grammar)
+
     def add(
-        self, request_id: str, prompt: list[int], params: SamplingParams, *, recorder: Recorder | None = None
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        matcher: Matcher | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Queue a request.
+        """Queue a request. `matcher` is what `compile` gave for it, if it was called already.
 
         Raises:
-            ValueError: it can never run (empty or too long prompt, unknown token, bad grammar, id in use).
+            ValueError: it can never run (see `check` and `compile`), or its id is in use.
             EngineFull: too many are waiting.
         """
-        self._check(request_id, prompt, params)
+        self.check(prompt, params)
+        if request_id in self._sequences:
+            raise ValueError(f"request_id: got {request_id!r}, which is running; ids have to be unique")
+        if len(self.scheduler.waiting) >= self.config.max_waiting:
+            raise EngineFull(f"{self.config.max_waiting} requests are waiting already; try again later")
         sequence = Sequence(
             request_id=request_id,
             params=params,
@@ -89,7 +137,7 @@ class Engine:
             order=next(self._order),
             seed=_signed(secrets.randbits(64) if params.seed is None else params.seed),
             decoder_lower=self._decoder_lower(len(prompt), params),
-            matcher=self._matcher(params),
+            matcher=matcher or self.compile(params),
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             recorder=recorder,
         )
@@ -104,89 +152,94 @@ class Engine:
         if sequence is not None:
             self._finish(sequence, "abort")
 
+    def take_events(self) -> list[Event]:
+        """What happened since the last call; after `abort` between steps, for instance."""
+        events, self._events = self._events, []
+        return events
+
     def step(self) -> list[Event]:
         """Run one step and return what happened, each request's events in order."""
         began = time.perf_counter()
         step = self.scheduler.schedule()
         if step:
-            starting = [s for s, _ in step.work if s.computed == 0 and s.preemptions == 0]
-            self._events += [Ready(s.request_id, s.prompt_len) for s in starting]
             self.stats.preemptions += len(step.park)
             model_began = time.perf_counter()
             logits, rows = self.runner.run(step)
             self.stats.model_seconds += time.perf_counter() - model_began
             for sequence, tokens in step.work:
-                self.stats.prompt_tokens += max(
-                    0, min(sequence.computed + tokens, sequence.prompt_len) - sequence.computed
-                )
-                sequence.computed += tokens
-            self._sample(*self._prompt_logprobs(logits, rows))
+                self._advance(sequence, tokens)
+            if any(s.params.prompt_logprobs for s in rows):
+                logits, rows = self._take_prompt_rows(logits, rows)
+            if rows:
+                for sequence, sample in zip(rows, self.sampler.sample(logits, rows), strict=True):
+                    self._commit(sequence, sample)
             self.stats.steps += 1
         self.stats.step_seconds += time.perf_counter() - began
         self.stats.last_step = time.monotonic()
-        events, self._events = self._events, []
-        return events
+        return self.take_events()
 
-    def _sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
-        if not sequences:
+    def _advance(self, sequence: Sequence, tokens: int) -> None:
+        """Note that the next `tokens` of a request have their cache rows."""
+        if not sequence.announced:
+            sequence.announced = True
+            self._events.append(Ready(sequence.request_id, sequence.prompt_len))
+        self.stats.prompt_tokens += max(0, min(tokens, sequence.prompt_len - sequence.computed))
+        sequence.computed += tokens
+
+    def _commit(self, sequence: Sequence, sample: Sample) -> None:
+        if sample.error is not None:
+            self._finish(sequence, "error", error=sample.error)
             return
-        tokens, logprobs, alternatives = self.sampler.sample(logits, sequences)
-        for sequence, token, logprob, others in zip(sequences, tokens, logprobs, alternatives, strict=True):
-            if token < 0:
-                self._finish(sequence, "error", error="the model gave no usable distribution for the next token")
-            else:
-                self._commit(sequence, token, logprob, others)
-
-    def _commit(self, sequence: Sequence, token: int, logprob: float, others: list[tuple[int, float]]) -> None:
-        params = sequence.params
+        params, token = sequence.params, sample.token
         sequence.tokens.append(token)
         self.stats.output_tokens += 1
-        eos = token in self.sampler.eos and not params.ignore_eos
+        # Nothing may follow the end of text in a grammar, so there `ignore_eos` cannot be honoured.
+        eos = token in self.sampler.eos and (sequence.matcher is not None or not params.ignore_eos)
         if eos or token in params.stop_token_ids:
             self._finish(sequence, "stop", stop_token=token)
             return
         text, stopped = "", None
         if sequence.text is not None:
-            delta = sequence.text.push(token)
+            delta = sequence.text.push(token, may_stop=sequence.output_len >= params.min_tokens)
             text, stopped = delta.text, delta.stopped
-        wants = params.logprobs is not None
-        self._events.append(TokenOutput(sequence.request_id, token, text, logprob if wants else None, tuple(others)))
+        logprob = None if params.logprobs is None else sample.logprob
+        self._events.append(TokenOutput(sequence.request_id, token, text, logprob, sample.alternatives))
         if stopped is not None:
             self._finish(sequence, "stop", stop_sequence=stopped)
-        elif sequence.matcher is not None and not self._advance(sequence, token):
+        elif sequence.matcher is not None and self._ends_grammar(sequence, token):
             pass
         elif len(sequence.tokens) >= sequence.max_total:
             self._finish(sequence, "length")
 
-    def _advance(self, sequence: Sequence, token: int) -> bool:
-        """Tell the grammar of a token; False if that ended the request."""
+    def _ends_grammar(self, sequence: Sequence, token: int) -> bool:
+        """Tell the grammar of a token; True if that ended the request."""
         try:
             sequence.matcher.consume(token)
         except ValueError as error:
             self._finish(sequence, "error", error=f"the grammar refused a token that it had allowed: {error}")
-            return False
+            return True
         if sequence.matcher.stopped:
             self._finish(sequence, "stop")
-            return False
-        return True
+            return True
+        return False
 
-    def _prompt_logprobs(self, logits: torch.Tensor, rows: list[Sequence]) -> tuple[torch.Tensor, list[Sequence]]:
-        """Take the rows that belong to prompts out of `logits`; what is left is to be sampled."""
-        last = {id(s): i for i, s in enumerate(rows)}
-        if len(last) == len(rows) and all(s.remaining == 0 for s in rows):
-            return logits, rows
-        keep = []
-        for sequence_id, end in last.items():
-            sequence = rows[end]
-            first = next(i for i, s in enumerate(rows) if id(s) == sequence_id)
-            start = sequence.computed - (end - first + 1)
-            for i in range(first, end + 1):
-                target = start + (i - first) + 1
-                if sequence.params.prompt_logprobs and target < sequence.prompt_len:
-                    row = torch.log_softmax(logits[i].double(), dim=0)
-                    sequence.prompt_logprobs.append(float(row[sequence.tokens[target]]))
+    def _take_prompt_rows(self, logits: torch.Tensor, rows: list[Sequence]) -> tuple[torch.Tensor, list[Sequence]]:
+        """Note prompt log-probabilities; return the rows that are left to be sampled.
+
+        A request's rows stand together and end at its last computed token.
+        """
+        keep, row = [], 0
+        while row < len(rows):
+            sequence, first = rows[row], row
+            while row < len(rows) and rows[row] is sequence:
+                row += 1
+            if sequence.params.prompt_logprobs:
+                start = sequence.computed - (row - first) + 1  # a row's logits are those of the next position
+                for position in range(start, min(start + row - first, sequence.prompt_len)):
+                    logprobs = torch.log_softmax(logits[first + position - start].double(), dim=0)
+                    sequence.prompt_logprobs.append(float(logprobs[sequence.tokens[position]]))
             if sequence.remaining == 0:
-                keep.append(end)
+                keep.append(row - 1)
         return logits[keep], [rows[i] for i in keep]
 
     def _finish(
@@ -200,7 +253,11 @@ class Engine:
     ) -> None:
         self.scheduler.finish(sequence)
         del self._sequences[sequence.request_id]
-        held = sequence.text.finish() if sequence.text is not None and stop_sequence is None else ""
+        held = ""
+        if sequence.text is not None and stop_sequence is None:
+            held = sequence.text.finish()
+            if reason == "length" and sequence.text.stopped is not None:  # completed by what stood for a broken byte
+                reason, stop_sequence = "stop", sequence.text.stopped
         self._events.append(
             Finished(
                 sequence.request_id,
@@ -215,35 +272,10 @@ class Engine:
             )
         )
 
-    def _check(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
-        vocab = self.model.config.vocab_size
-        if request_id in self._sequences:
-            raise ValueError(f"request_id: got {request_id!r}, which is running; ids have to be unique")
-        if not prompt:
-            raise ValueError("prompt: got no tokens, allowed is at least one")
-        if not all(0 <= t < vocab for t in prompt):
-            bad = next(t for t in prompt if not 0 <= t < vocab)
-            raise ValueError(f"prompt: got token {bad}, allowed is 0 to {vocab - 1}")
-        if len(prompt) >= self.context:
-            raise ValueError(
-                f"prompt: got {len(prompt)} tokens, allowed is at most {self.context - 1} (context {self.context} "
-                "less one token to sample); raise max_model_len or num_blocks, or shorten the prompt"
-            )
-        if self.tokenizer is None and (params.stop or params.grammar):
-            raise ValueError("stop, grammar: the engine has no tokenizer, so neither can be honoured")
-        bad_stops = [t for t in params.stop_token_ids if not 0 <= t < vocab]
-        if bad_stops:
-            raise ValueError(f"stop_token_ids: got {bad_stops[0]}, allowed is 0 to {vocab - 1}")
-        if len(self.scheduler.waiting) >= self.config.max_waiting:
-            raise EngineFull(f"{self.config.max_waiting} requests are waiting already; try again later")
-
     def _decoder_lower(self, prompt_len: int, params: SamplingParams) -> int:
         if self.config.decoder_prefill == "exact" or params.prompt_logprobs:
             return 0
         return max(0, prompt_len - self.model.config.keep_tokens)
-
-    def _matcher(self, params: SamplingParams) -> object | None:
-        return None if params.grammar is None or self.grammars is None else self.grammars.compile(params.grammar)
 
 
 def _signed(seed: int) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,8 @@ class LLM:
         config = EngineConfig(**options)
         self.tokenizer = load_tokenizer(model)
         self.engine = Engine(load_model(model, dense=config.dense), self.tokenizer, config)
+        self._ids = count()
+        self._inboxes: dict[str, deque[Event]] = {}  # one for each request that somebody reads
 
     def generate(
         self,
@@ -79,46 +84,82 @@ class LLM:
         settings = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(settings) != len(batch):
             raise ValueError(f"params: got {len(settings)}, allowed is one, or one for each of {len(batch)} prompts")
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
-        recorders = [Recorder() if record else None for _ in ids]
-        results = [RequestOutput(prompt) for prompt in ids]
-        queue = list(zip(map(str, range(len(ids))), ids, settings, recorders, strict=True))
-        for request_id, prompt, setting, _ in queue:
-            self.engine._check(request_id, prompt, setting)
-            self.engine._matcher(setting)
-        with _bar(len(ids), sys.stderr.isatty() if progress is None else progress) as advance:
-            for event in self._run(queue):
-                _apply(results[int(event.request_id)], event)
+        requests = [
+            _Request(f"{next(self._ids)}", self._encode(prompt), setting, Recorder() if record else None)
+            for prompt, setting in zip(batch, settings, strict=True)
+        ]
+        for request in requests:
+            self._check(request)
+        results = {request.id: RequestOutput(request.prompt) for request in requests}
+        bar = _bar(len(requests), sys.stderr.isatty() if progress is None else progress)
+        with bar as advance, closing(self._run(requests)) as events:
+            for event in events:
+                _apply(results[event.request_id], event)
                 advance(event)
-        for result, recorder in zip(results, recorders, strict=True):
-            if recorder is not None:
-                result.record = recorder.export()
-        return results
+        for request in requests:
+            if request.recorder is not None:
+                results[request.id].record = request.recorder.export()
+        return list(results.values())
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
-        """Events of one request as they happen; leaving the loop early aborts it."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        try:
-            yield from self._run([("0", ids, params or SamplingParams(), None)])
-        finally:
-            self.engine.abort("0")
+        """Events of one request as they happen; leaving the loop early aborts it.
 
-    def _run(self, queue: list[tuple[str, list[int], SamplingParams, Recorder | None]]) -> Iterator[Event]:
-        waiting = list(reversed(queue))
-        while waiting or self.engine.has_work:
-            while waiting and len(self.engine.scheduler.waiting) < self.engine.config.max_waiting:
-                request_id, prompt, setting, recorder = waiting.pop()
-                self.engine.add(request_id, prompt, setting, recorder=recorder)
-            yield from self.engine.step()
+        Raises `ValueError` at once when the prompt can never run.
+        """
+        request = _Request(f"{next(self._ids)}", self._encode(prompt), params or SamplingParams(), None)
+        self._check(request)
+        return self._run([request])
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _check(self, request: _Request) -> None:
+        self.engine.check(request.prompt, request.params)
+        self.engine.compile(request.params)
+
+    def _run(self, requests: list[_Request]) -> Generator[Event, None, None]:
+        """Events of these requests until all have ended. Other readers' requests move along with them."""
+        waiting = deque(requests)
+        unfinished = {request.id for request in requests}
+        inbox: deque[Event] = deque()
+        self._inboxes.update(dict.fromkeys(unfinished, inbox))
+        try:
+            while unfinished:
+                while waiting and len(self.engine.scheduler.waiting) < self.engine.config.max_waiting:
+                    request = waiting.popleft()
+                    self.engine.add(request.id, request.prompt, request.params, recorder=request.recorder)
+                if not inbox:
+                    self._deal(self.engine.step())
+                while inbox:
+                    event = inbox.popleft()
+                    if isinstance(event, Finished):
+                        unfinished.discard(event.request_id)
+                    yield event
+        finally:
+            for request in requests:
+                self.engine.abort(request.id)
+                del self._inboxes[request.id]
+            self._deal(self.engine.take_events())
+
+    def _deal(self, events: list[Event]) -> None:
+        for event in events:
+            if event.request_id in self._inboxes:
+                self._inboxes[event.request_id].append(event)
+
+
+@dataclass
+class _Request:
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    recorder: Recorder | None
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    prompts = list(prompts)
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+    batch: list[Any] = list(prompts)
+    return [batch] if batch and isinstance(batch[0], int) else batch
 
 
 def _apply(result: RequestOutput, event: Event) -> None:

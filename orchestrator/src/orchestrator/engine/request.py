@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
+
+from kernel_core.check import require
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -38,14 +41,15 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
         top_k: keep the k most likely tokens; 0 keeps all.
         max_tokens: at most this many tokens; it is cut to what the context allows.
-        min_tokens: no end of text before this many tokens.
+        min_tokens: no end token is sampled and no stop string is looked for before this many tokens; a grammar that
+            has come to its end ends the text all the same.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: tokens that end the text, beside the model's own.
-        ignore_eos: go on after the model's end-of-text token.
+        ignore_eos: go on after the model's end-of-text token. A grammar that has come to its end still ends the text.
         seed: the same seed gives the same tokens, alone or in any batch; None draws one.
         logprobs: number of alternatives to report a token; 0 reports the chosen token only; None reports nothing.
         prompt_logprobs: log-probability of each prompt token; turns the bounded decoder tail off for the request.
-        grammar: constraint on the output.
+        grammar: constraint on the output. A token of `stop_token_ids` is sampled only where the grammar allows it.
     """
 
     temperature: float = 1.0
@@ -62,8 +66,17 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name, kind in (("stop", str), ("stop_token_ids", int)):
+            given = getattr(self, name)
+            items = (given,) if isinstance(given, kind) else tuple(given) if isinstance(given, Iterable) else (None,)
+            self._check(name, all(type(item) is kind for item in items), f"a sequence of {kind.__name__}")
+            object.__setattr__(self, name, items)
+        for name in ("temperature", "top_p"):
+            self._check(name, _is_number(getattr(self, name)), "a number")
+        for name in ("top_k", "max_tokens", "min_tokens"):
+            self._check(name, type(getattr(self, name)) is int, "an integer")
+        for name in ("seed", "logprobs"):
+            self._check(name, getattr(self, name) is None or type(getattr(self, name)) is int, "an integer or None")
         self._check("temperature", 0.0 <= self.temperature <= 100.0, "a number from 0 to 100")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "a number above 0, at most 1")
         self._check("top_k", 0 <= self.top_k < 2**31, "0 (off) or a positive integer")
@@ -72,10 +85,14 @@ class SamplingParams:
         self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit integer or None")
         self._check("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "None or an integer from 0 to 20")
         self._check("stop", len(self.stop) <= 16 and all(self.stop), "at most 16 strings, none of them empty")
+        self._check("grammar", self.grammar is None or isinstance(self.grammar, GrammarSpec), "a GrammarSpec or None")
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
-        if not holds:
-            raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed is {allowed}")
+        require(holds, name, repr(getattr(self, name)), allowed)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """One sampled token. `text` is what became printable with it, possibly nothing."""
+    """One sampled token. `text` is what became printable with it, possibly nothing.
+
+    `logprob` and `top_logprobs` are taken after masks and before temperature; fewer alternatives than asked for come
+    back where a grammar leaves fewer tokens.
+    """
 
     request_id: str
     token_id: int
@@ -100,7 +121,10 @@ class TokenOutput:
 
 @dataclass(frozen=True)
 class Finished:
-    """Sent once, last. `text` is what was held back, for instance the possible start of a stop string."""
+    """Sent once, last. `text` is what was held back, for instance the possible start of a stop string.
+
+    The end token (`stop_token`) has no `TokenOutput` of its own; `completion_tokens` counts it.
+    """
 
     request_id: str
     reason: FinishReason

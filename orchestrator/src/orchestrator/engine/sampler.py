@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
 import dspark_kernels
 from orchestrator.engine.sequence import Sequence
+
+_LEAST_TOP_P = 1e-9  # keeps one token, as any smaller share would, and stays above 0 in float32
+_NO_DISTRIBUTION = "the model gave no usable distribution for the next token"
+
+
+class Sample(NamedTuple):
+    """One row's outcome. `error` tells why there is no token."""
+
+    token: int
+    logprob: float
+    alternatives: tuple[tuple[int, float], ...]
+    error: str | None
 
 
 class Sampler:
@@ -15,15 +30,15 @@ class Sampler:
         self.eos = eos
         self._mask_width = -(-vocab_size // 32)
 
-    def sample(
-        self, logits: torch.Tensor, sequences: list[Sequence]
-    ) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
-        """Tokens, their log-probabilities (after masks, before temperature) and the alternatives asked for.
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Sample]:
+        """A token for each row, with its log-probability (after masks, before temperature).
 
-        `logits` float32 [R, vocab], one row a sequence; it is changed in place. A token of -1 marks a row without a
-        usable distribution.
+        `logits` float32 [R, vocab], one row a sequence; it is changed in place. A row that fails says so in its
+        `Sample` and leaves the others as they are.
         """
-        self._mask(logits, sequences)
+        errors = self._constrain(logits, sequences)
+        self._hold_ends(logits, sequences)
         alternatives = self._alternatives(logits, sequences)
         params = [s.params for s in sequences]
         top_k = None
@@ -32,32 +47,54 @@ class Sampler:
         tokens, logprobs = dspark_kernels.sample(
             logits,
             torch.tensor([p.temperature for p in params], dtype=torch.float32),
-            torch.tensor([p.top_p for p in params], dtype=torch.float32),
+            torch.tensor([max(p.top_p, _LEAST_TOP_P) for p in params], dtype=torch.float32),
             top_k,
             torch.tensor([s.seed for s in sequences], dtype=torch.int64),
             torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64),
         )
-        return tokens.tolist(), logprobs.tolist(), alternatives
+        return [
+            Sample(token, logprob, alternatives.get(i, ()), errors.get(i) or (_NO_DISTRIBUTION if token < 0 else None))
+            for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+        ]
 
-    def _mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    def _constrain(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, str]:
+        """Mask what grammars forbid. Returns row -> error where a grammar gave up."""
         rows = [i for i, s in enumerate(sequences) if s.matcher is not None]
+        errors: dict[int, str] = {}
         if rows:
-            bits = torch.empty(len(rows), self._mask_width, dtype=torch.int32)
+            bits = np.empty((len(rows), self._mask_width), dtype=np.int32)
             for bit_row, i in zip(bits, rows, strict=True):
-                sequences[i].matcher.fill_mask(bit_row)
-            dspark_kernels.apply_token_mask(logits, bits, torch.tensor(rows, dtype=torch.int64))
-        for row, sequence in zip(logits, sequences, strict=True):
-            if sequence.output_len < sequence.params.min_tokens:
-                row[list(self.eos + sequence.params.stop_token_ids)] = -torch.inf
+                try:
+                    sequences[i].matcher.fill_mask(bit_row)
+                except RuntimeError as error:
+                    errors[i] = str(error)
+                    bit_row.fill(-1)
+            dspark_kernels.apply_token_mask(logits, torch.from_numpy(bits), torch.tensor(rows, dtype=torch.int64))
+        return errors
+
+    def _hold_ends(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
+        """Forbid the tokens that would end a text before its `min_tokens`."""
+        for i, sequence in enumerate(sequences):
+            params = sequence.params
+            if sequence.output_len >= params.min_tokens:
+                continue
+            row = logits[i]
+            ends = list(params.stop_token_ids if params.ignore_eos else self.eos + params.stop_token_ids)
+            before = row[ends]
+            row[ends] = -torch.inf
+            if sequence.matcher is not None and row.max() == -torch.inf:
+                row[ends] = before  # the grammar has come to its end and goes before `min_tokens`
 
     @staticmethod
-    def _alternatives(logits: torch.Tensor, sequences: list[Sequence]) -> list[list[tuple[int, float]]]:
-        found: list[list[tuple[int, float]]] = [[] for _ in sequences]
+    def _alternatives(logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, tuple[tuple[int, float], ...]]:
+        """Row -> its most likely tokens, for the rows that want some."""
         rows = [i for i, s in enumerate(sequences) if s.params.logprobs]
-        if rows:
-            width = max(sequences[i].params.logprobs or 0 for i in rows)
-            ids, logprobs = dspark_kernels.top_logprobs(logits[rows], width)
-            for k, i in enumerate(rows):
-                count = sequences[i].params.logprobs or 0
-                found[i] = list(zip(ids[k, :count].tolist(), logprobs[k, :count].tolist(), strict=True))
+        if not rows:
+            return {}
+        width = min(max(sequences[i].params.logprobs or 0 for i in rows), logits.shape[1])
+        ids, logprobs = dspark_kernels.top_logprobs(logits[rows], width)
+        found = {}
+        for i, row_ids, row_logprobs in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
+            wanted = list(zip(row_ids, row_logprobs, strict=True))[: sequences[i].params.logprobs]
+            found[i] = tuple(pair for pair in wanted if pair[0] >= 0)  # a grammar may leave fewer tokens than wanted
         return found

@@ -23,7 +23,8 @@ class Sequence:
     """`tokens` is prompt and output; the first `computed` of them have their cache rows.
 
     `order` is the arrival rank and the priority. `decoder_lower` is the first position that decoder layers compute.
-    `seed` is the request's own or one drawn at admission. `matcher` and `text` belong to the output side.
+    `seed` is the request's own or one drawn at admission. `announced` tells that `Ready` was sent. `matcher` and
+    `text` belong to the output side.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Sequence:
     seed: int
     decoder_lower: int = 0
     computed: int = 0
+    announced: bool = False
     state: State = State.WAITING
     slot: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -45,12 +45,16 @@ class TextStream:
         """The stop string that ended the text, or None."""
         return self._stopped
 
-    def push(self, token_id: int) -> TextDelta:
-        """Take one sampled id. After a stop string, returns nothing more. Raises ValueError for an unknown id."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> TextDelta:
+        """Take one sampled id; without `may_stop` its text is let through unsearched.
+
+        After a stop string, returns nothing more. Raises ValueError for an unknown id.
+        """
         data = self._tokenizer.token_bytes(token_id)
         if self._tokenizer.is_control(token_id) or self._stopped is not None:
             return TextDelta("", self._stopped)
-        return self._take(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        return self._take(text) if may_stop else TextDelta(text)
 
     def finish(self) -> str:
         """The text still held back, at the end of generation. An unfinished character becomes U+FFFD."""
