@@ -7,6 +7,7 @@ import torch
 
 import swa_replay
 from kernel_core import available_isas, formats, limit_isa, using
+from kernel_core.testing import Guarded, at_page_end
 
 NANO = {"heads": 4, "dim": 64, "rope_dim": 16, "window": 32}
 MINI = {"heads": 4, "dim": 512, "rope_dim": 64, "window": 128}
@@ -245,13 +246,34 @@ def test_rows_with_subnormal_codes_among_others(window_case, isa):
         assert torch.equal(attend(case)[17:18], attend(select(case, [17])))
 
 
-def test_out_is_filled_and_nothing_else(window_case):
-    case = window_case([5, 4], [0, 40], **NANO)
-    held = torch.full((9 + 2, 4, 64), torch.nan)
-    out = held[1:-1]
-    assert attend(case, out=out).data_ptr() == out.data_ptr()
-    assert torch.equal(out, attend(case))
-    assert held[0].isnan().all() and held[-1].isnan().all()
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("shape", [NANO, {**NANO, "dim": 96, "heads": 17}, MINI])
+def test_nothing_outside_its_tensors_is_touched(window_case, isa, packed, shape):
+    """Every input ends where its page ends, with no page behind it; the output has guard bytes around it."""
+    case = window_case([5, 1], [30, shape["window"] + 5], packed=packed, **shape)
+    case["ring_slot"] = torch.tensor([1, case["ring"].shape[0] - 1]).int()
+    tight = {k: at_page_end(v) if isinstance(v, torch.Tensor) else v for k, v in case.items()}
+    out = Guarded(tuple(case["q"].shape))
+    with limit_isa(isa):
+        assert attend(tight, out=out.tensor) is out.tensor
+        out.check()
+        assert torch.equal(out.tensor, attend(case))
+
+
+def test_ring_offsets_beyond_32_bits(window_case):
+    """A ring pool of more than 2^32 bytes, of which only the last slot is in use (the rest stays unmapped)."""
+    case = window_case([3], [40], **MINI)
+    slots = 2**32 // (134 * 528) + 9
+    ring = torch.empty(slots, 134, 528, dtype=torch.uint8)
+    ring[-1] = case["ring"][case["ring_slot"][0]]
+    far = {**case, "ring": ring, "ring_slot": torch.tensor([slots - 1]).int()}
+    for isa in available_isas():
+        with limit_isa(isa):
+            assert torch.equal(attend(far), attend(case))
+    names = ("new_rows", "ring_slot", "cu_seqlens", "start_pos")
+    swa_replay.store_window(**{k: far[k] for k in names}, ring=ring, floor=torch.zeros(1).long())
+    assert torch.equal(ring[-1, 40:43], case["new_rows"])
 
 
 def test_no_rows(window_case):
