@@ -89,7 +89,8 @@ class StepBatch:
         lengths = np.array([len(c.tokens) for c in chunks], dtype=np.int64)
         starts = np.array([c.start for c in chunks], dtype=np.int64)
         encoder_lower = np.array([c.encoder_lower for c in chunks], dtype=np.int64)
-        decoder_lower = np.array([c.decoder_lower for c in chunks], dtype=np.int64)
+        # A replay that starts behind the decoder's bound has nothing in the rings before its start.
+        decoder_lower = np.array([max(c.decoder_lower, c.encoder_lower) for c in chunks], dtype=np.int64)
         positions = np.concatenate([np.arange(c.start, c.end) for c in chunks])
         request = np.repeat(np.arange(len(chunks)), lengths)
 

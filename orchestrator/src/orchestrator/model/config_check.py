@@ -26,7 +26,6 @@ _POSITIVE = [
     "moe_intermediate_size",
     "n_routed_experts",
     "num_experts_per_tok",
-    "hc_mult",
     "hc_sinkhorn_iters",
     "max_position_embeddings",
 ]
@@ -46,6 +45,8 @@ def check_config(config: ModelConfig) -> None:
     require(rope % 2 == 0 and rope <= limit, "qk_rope_head_dim", rope, f"an even number up to {limit}")
     heads, groups = config.num_attention_heads, config.o_groups
     require(heads % groups == 0, "o_groups", groups, f"a divisor of num_attention_heads ({heads})")
+    require(config.hc_mult == 4, "hc_mult", config.hc_mult, "4 (the number of residual streams)")
+    require(config.rms_norm_eps > 0, "rms_norm_eps", config.rms_norm_eps, "a positive number")
     _check_experts(config)
     _check_roles(config)
     _check_engram(config)
@@ -86,7 +87,8 @@ def _check_roles(config: ModelConfig) -> None:
         valid = list(ids) == sorted(set(ids)) and all(0 <= layer < layers and ratios[layer] for layer in ids)
         require(valid, name, list(ids), "ascending layers with a compress ratio above 0")
     require(set(kv) <= set(index), "index_source_layer_ids", list(index), f"all of kv_source_layer_ids {list(kv)}")
-    require(first in kv, "kv_source_layer_ids", list(kv), f"the first decoder layer ({first}) among them")
+    decoder = [layer for layer in kv if layer >= first]
+    require(decoder == [first], "kv_source_layer_ids", list(kv), f"one decoder layer, the first ({first}), among them")
     for layer in range(layers):
         if ratios[layer]:
             source = max((s for s in kv if s <= layer), default=None)
@@ -113,7 +115,7 @@ def _check_engram(config: ModelConfig) -> None:
     if not ids:
         return
     orders = config.engram_max_ngram_size
-    require(2 <= orders <= 4, "engram_max_ngram_size", orders, "2 to 4")
+    require(orders == 4, "engram_max_ngram_size", orders, "4 (the hash looks three tokens back)")
     dim = config.engram_head_dim
     require(dim > 0 and dim % 32 == 0, "engram_head_dim", dim, "a positive multiple of 32 (the scale block)")
     for name in ("engram_n_heads", "engram_vocab_size"):

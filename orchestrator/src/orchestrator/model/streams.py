@@ -39,6 +39,7 @@ class Streams:
             hyper.scale,
             self._pre,
             norm,
+            eps=config.rms_norm_eps,
             norm_eps=config.rms_norm_eps,
             hc_eps=config.hc_eps,
             iters=config.hc_sinkhorn_iters,
