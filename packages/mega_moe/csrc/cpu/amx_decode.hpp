@@ -63,7 +63,7 @@ inline constexpr int64_t kPanelRows = 32;  // what a work item covers
 // memory bus busy while this tile is decoded. Addresses past the end are ignored by the CPU.
 template <int Lines>
 inline void fetch_ahead(const uint8_t* p) {
-  for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + i * 64), _MM_HINT_T1);
+  for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + i * 64), _MM_HINT_T2);
 }
 
 // A decoder belongs to 16 rows of a matrix. step(block, end, tiles, each) decodes up to kStep blocks from `block` on;
@@ -117,6 +117,7 @@ class Mxfp4Decoder {
   [[gnu::always_inline]] void step(int64_t block, int64_t end, Tiles&& tiles, Each&& each) {
     static constexpr Mxfp4Tables tables = make_mxfp4_tables();
     const __m512i distance = _mm512_load_si512(tables.distance);
+    const __m512i high_byte = _mm512_set4_epi32(0x0F0F0D0D, 0x0B0B0909, 0x07070505, 0x03030101);
     const __m512i top = _mm512_set1_epi16(static_cast<short>(0x8000 + kE2M1Top - (127 << 7)));
     if (block >= loaded_) {
       load_scales(scales_ + block, scale_stride_, rows_, end - block, scale_);
@@ -144,10 +145,11 @@ class Mxfp4Decoder {
           const __m512i r = _mm512_subs_epu16(reach, _mm512_permutexvar_epi16(index, distance));
           _mm512_store_si512(tile + (j * 4 + n) * 64, r);
         };
+        const __m512i next = _mm512_srli_epi16(d, 4);
         put(0, d);
-        put(1, _mm512_srli_epi16(d, 4));
-        put(2, _mm512_srli_epi16(d, 8));
-        put(3, _mm512_srli_epi16(d, 12));
+        put(1, next);
+        put(2, _mm512_shuffle_epi8(d, high_byte));  // where a shift would wait for the port of the subtraction
+        put(3, _mm512_shuffle_epi8(next, high_byte));
       }
       each(b);
     }

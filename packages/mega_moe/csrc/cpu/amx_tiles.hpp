@@ -13,6 +13,9 @@ namespace KERNEL_CORE_ISA {
 inline constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes
 inline constexpr int kTileRows = 16;
 
+// The compiler does not know that a tile load reads memory: without this it may move earlier stores behind it.
+inline void stores_before_tile_loads() { __asm__ volatile("" : : : "memory"); }
+
 // Holds the tile configuration of a thread for as long as it lives. Others in the process (oneDNN) use tiles too,
 // so nothing is assumed about the state before and nothing is left behind.
 class TileSession {
@@ -59,6 +62,7 @@ struct TileBlock {
   }
   // c: [G][N][16][16] floats, groups 2 KiB apart
   static void load(const float* c) {
+    stores_before_tile_loads();
     _tile_loadd(0, c, 64);
     if constexpr (N > 1) _tile_loadd(1, c + 256, 64);
     if constexpr (G > 1) _tile_loadd(2, c + 512, 64);
@@ -72,6 +76,7 @@ struct TileBlock {
   }
   // a: tiles of the groups, `step` bytes from block to block, `group` bytes apart; b: weight tiles, `tile` bytes apart
   static void accumulate(const char* a, int64_t step, int64_t group, const char* b, int64_t tile, int64_t blocks) {
+    stores_before_tile_loads();
     for (int64_t k = 0; k < blocks; ++k, a += step, b += kTileBytes) {
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a, 64);
@@ -112,6 +117,7 @@ struct TileStream {
   // weight tile I: a: tiles of the groups, `group` bytes apart
   template <int I>
   static void accumulate(const char* a, int64_t group, const char* b) {
+    stores_before_tile_loads();
     _tile_loadd(7, b, 64);
     _tile_loadd(6, a, 64);
     if constexpr (I == 0) {
