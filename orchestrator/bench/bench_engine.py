@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,14 +20,10 @@ _CONTEXT = 256  # tokens each decoding request has behind it
 
 @cache
 def _model(dense: str) -> Any:
+    from orchestrator.commands.paths import find_model
     from orchestrator.model.load import load_model
-    from orchestrator.model.make import make_model
-    from orchestrator.model.presets import v41_mini
 
-    folder = Path(tempfile.gettempdir()) / "fathom-bench-v41-mini"
-    if not (folder / "config.json").is_file():
-        make_model(v41_mini(), folder)
-    return load_model(folder, dense=dense)  # type: ignore[arg-type]
+    return load_model(find_model("v41-mini"), dense=dense)  # type: ignore[arg-type]
 
 
 def _prompt(length: int, seed: int) -> list[int]:
