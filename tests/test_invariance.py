@@ -96,7 +96,7 @@ def test_preemption_loses_nothing(mini):
     prompts = {str(i): prompt_for(mini, 150 + 20 * i, seed=i) for i in range(4)}
     params = {n: SamplingParams(temperature=1.0, max_tokens=150, seed=int(n), ignore_eos=True) for n in prompts}
     roomy = tokens_of(engine_for(mini, 128, max_num_seqs=4), prompts, params)
-    tight = Engine(mini, None, EngineConfig(chunk_tokens=128, max_step_tokens=128, num_blocks=7, max_num_seqs=4))
+    tight = Engine(mini, None, EngineConfig(chunk_tokens=128, max_step_tokens=128, num_blocks=5, max_num_seqs=4))
     assert tokens_of(tight, prompts, params) == roomy
     assert tight.stats.preemptions > 0
     assert tight.scheduler.blocks.used == tight.scheduler.slots.used == 0
