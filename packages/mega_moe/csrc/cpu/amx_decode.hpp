@@ -185,6 +185,9 @@ inline constexpr Fp8Tables make_fp8_tables() {
 }
 
 // Exact for scales in [10, 246] and weights that are not NaN.
+//
+// A normal magnitude m has the bits (m << 4) + origin. Subnormal ones, zero among them, are rare in weights that use
+// their range: the two tiles of a load take the longer way only if one is there.
 class Fp8Decoder {
  public:
   Fp8Decoder(const Matrix& w, int64_t row, int rows)
@@ -198,22 +201,34 @@ class Fp8Decoder {
 
   template <typename Tiles, typename Each>
   [[gnu::always_inline]] void step(int64_t block, int64_t end, Tiles&& tiles, Each&& each) {
-    for (int64_t b = block; b < std::min(block + kStep, end); b += 2) pair(b, end, tiles, each);
+    for (int64_t b = block; b < std::min(block + kStep, end); b += 2) {
+      __m512i v[16];
+      load_rows(codes_ + b * 32, k_, rows_, k_ - b * 32, v);
+      const __m512i magnitude = _mm512_set1_epi8(0x7F), least = _mm512_set1_epi8(8);
+      __m512i above = _mm512_setzero_si512();  // m - 8: NaN is 0x77, subnormal numbers wrap to 0xF8 and more
+      for (int i = 0; i < 16; ++i)
+        above = _mm512_max_epu8(above, _mm512_sub_epi8(_mm512_and_si512(v[i], magnitude), least));
+      transpose_16x16(v);
+      if (_mm512_cmpge_epu8_mask(above, _mm512_set1_epi8(0x77)) == 0) [[likely]]
+        pair<false>(b, end, v, tiles, each);
+      else
+        pair<true>(b, end, v, tiles, each);
+    }
   }
 
   bool plain() const { return plain_ && _mm512_cmpeq_epi8_mask(largest_, _mm512_set1_epi8(0x7F)) == 0; }
 
  private:
-  template <typename Tiles, typename Each>
-  [[gnu::always_inline]] void pair(int64_t block, int64_t end, Tiles&& tiles, Each&& each) {
+  template <bool Special, typename Tiles, typename Each>
+  [[gnu::always_inline]] void pair(int64_t block, int64_t end, const __m512i* v, Tiles&& tiles, Each&& each) {
     static constexpr Fp8Tables tables = make_fp8_tables();
     const __m512i distance = _mm512_load_si512(tables.distance);
     const __m512i magnitude_bits = _mm512_set1_epi16(0x7F0), subnormal = _mm512_set1_epi16(0x80);
     const __m512i sign_bit = _mm512_set1_epi16(static_cast<short>(0x8000));
-    __m512i v[16];
-    load_rows(codes_ + block * 32, k_, rows_, k_ - block * 32, v);
-    for (int i = 0; i < 16; ++i) largest_ = _mm512_max_epu8(largest_, _mm512_and_si512(v[i], _mm512_set1_epi8(0x7F)));
-    transpose_16x16(v);
+    const __m512i both = _mm512_or_si512(sign_bit, magnitude_bits);
+    if constexpr (Special) {
+      for (int i = 0; i < 16; ++i) largest_ = _mm512_max_epu8(largest_, _mm512_and_si512(v[i], _mm512_set1_epi8(0x7F)));
+    }
 #pragma GCC unroll 2  // keeps v in registers
     for (int i = 0; i < 2; ++i) {
       const int64_t b = block + i;
@@ -224,21 +239,31 @@ class Fp8Decoder {
         return _mm512_mask_mov_epi32(_mm512_set1_epi16(static_cast<short>(base + (s0 - 127) * 128)), second_,
                                      _mm512_set1_epi16(static_cast<short>(base + (s1 - 127) * 128)));
       };
-      const __m512i reach = lanes(kE4M3Top), origin = lanes(120 << 7);
+      const __m512i origin = lanes(120 << 7);
       char* tile = tiles(b);
       fetch_ahead<8>(codes_ + kPanelRows * k_ + b * 512);
       for (int j = 0; j < 8; ++j) {
         const __m512i d = v[i * 8 + j];
-        const auto put = [&](int n, __m512i shifted, __m512i index, __m512i signs) {
-          const __m512i m = _mm512_and_si512(shifted, magnitude_bits);
-          __m512i r = _mm512_add_epi16(m, origin);
-          r = _mm512_mask_subs_epu16(r, _mm512_cmplt_epu16_mask(m, subnormal), reach,
-                                     _mm512_permutexvar_epi16(index, distance));
-          r = _mm512_ternarylogic_epi32(r, signs, sign_bit, 0xF8);  // r | (signs & sign_bit)
-          _mm512_store_si512(tile + (j * 2 + n) * 64, r);
-        };
-        put(0, _mm512_slli_epi16(d, 4), d, _mm512_slli_epi16(d, 8));
-        put(1, _mm512_srli_epi16(d, 4), _mm512_srli_epi16(d, 8), d);
+        if constexpr (!Special) {
+          const auto put = [&](int n, __m512i high) {  // sign and magnitude in the high byte
+            const __m512i r = _mm512_and_si512(_mm512_srai_epi16(high, 4), both);
+            _mm512_store_si512(tile + (j * 2 + n) * 64, _mm512_add_epi16(r, origin));
+          };
+          put(0, _mm512_slli_epi16(d, 8));
+          put(1, d);
+        } else {
+          const __m512i reach = lanes(kE4M3Top);
+          const auto put = [&](int n, __m512i shifted, __m512i index, __m512i signs) {
+            const __m512i m = _mm512_and_si512(shifted, magnitude_bits);
+            __m512i r = _mm512_add_epi16(m, origin);
+            r = _mm512_mask_subs_epu16(r, _mm512_cmplt_epu16_mask(m, subnormal), reach,
+                                       _mm512_permutexvar_epi16(index, distance));
+            r = _mm512_ternarylogic_epi32(r, signs, sign_bit, 0xF8);  // r | (signs & sign_bit)
+            _mm512_store_si512(tile + (j * 2 + n) * 64, r);
+          };
+          put(0, _mm512_slli_epi16(d, 4), d, _mm512_slli_epi16(d, 8));
+          put(1, _mm512_srli_epi16(d, 4), _mm512_srli_epi16(d, 8), d);
+        }
       }
       each(b);
     }
