@@ -1,11 +1,12 @@
-// Rows are cut into groups of one request that share decoded keys, and groups into rounds whose scores fit a buffer
-// of fixed size. Neither cut changes a score. A round packs its queries, scores (group, key chunk) pieces, and then
-// selects row by row.
+// Rows are cut into groups of one request that share decoded keys and whose scores stay in a cache. With a group for
+// every thread, groups run side by side; with fewer, a group's keys and rows are spread. Neither changes a score.
 #include "indexer.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "cpu/select.hpp"
@@ -17,9 +18,10 @@ namespace {
 
 using kernel_core::parallel_for;
 
-constexpr int64_t kScoreBudget = 8 << 20;  // floats of a round's scores, 32 MiB
-constexpr int64_t kGroupColumns = 1024;    // (row, head) pairs that share decoded keys
-constexpr int64_t kChunk = 1024;           // keys of one piece of work
+constexpr int64_t kGroupScores = 256 << 10;  // floats of a group's scores, 1 MiB, unless it has the fewest rows
+constexpr int64_t kFewestRows = 8;           // that make up for decoding the keys
+constexpr int64_t kGroupColumns = 1024;      // (row, head) pairs of a group at most
+constexpr int64_t kChunk = 1024;             // keys of one piece of work
 
 struct Kernel {
   decltype(&scalar::packed_size) packed_size;
@@ -36,21 +38,34 @@ Kernel pick_kernel(const IndexArgs& a) {
 }
 
 struct Group {
-  int64_t row, rows;         // of the batch
-  int64_t keys;              // to score
-  const int32_t* table;      // of the request
-  const int32_t* positions;  // of the keys, or null for 0, 1, ...
-  int64_t scores, stride;    // where in the score buffer
-  int64_t packed, weights;   // where in the query buffers
+  int64_t row, rows;     // of the batch
+  int64_t keys;          // to score: what the widest row sees, or its candidates
+  const int32_t* table;  // of the request
+
+  // A row of scores starts at a cache line, and rows lie an odd number of lines apart: that spreads them over the sets.
+  int64_t stride() const { return ((keys + 15) / 16 | 1) * 16; }
 };
 
-// Grow-only memory of the calling thread, uninitialised
+// A group's scores, and the positions that they belong to (null: 0, 1, ...)
+struct Scored {
+  const float* scores;
+  const int32_t* positions;
+};
+
+// Grow-only memory of the calling thread, uninitialised, from a cache line on
 template <typename T, int slot>
-T* scratch(int64_t count) {
-  static thread_local std::unique_ptr<T[]> data;
+T* aligned_scratch(int64_t count) {
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  static thread_local std::unique_ptr<T, Free> data;
   static thread_local int64_t size = 0;
   if (count > size) {
-    data.reset(new T[static_cast<size_t>(count)]);
+    data.reset();
+    size = 0;
+    const size_t bytes = (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    data.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+    if (!data) throw std::bad_alloc();
     size = count;
   }
   return data.get();
@@ -100,48 +115,15 @@ int64_t expand(const CandidateArgs& c, int64_t row, int64_t visible, F&& f) {
   return count;
 }
 
-// Scores of a round's groups into `buffer`
-void score_round(const IndexArgs& a, const Kernel& kernel, const Group* groups, int64_t count, float* buffer) {
-  struct Piece {
-    const Group* group;
-    int64_t first, count;
-  };
-  std::vector<Piece> pieces;
-  int64_t work = 0;
-  for (int64_t g = 0; g < count; ++g)
-    for (int64_t first = 0; first < groups[g].keys; first += kChunk) {
-      pieces.push_back({&groups[g], first, std::min(kChunk, groups[g].keys - first)});
-      work += pieces.back().count * groups[g].rows;
-    }
-  if (pieces.empty()) return;
-  const Group& last = groups[count - 1];
-  const PackedSize end = kernel.packed_size(last.rows, a.heads, a.keys.dim);
-  uint8_t* packed = scratch<uint8_t, 0>(last.packed + end.bytes + 64);
-  packed += (64 - reinterpret_cast<uintptr_t>(packed) % 64) % 64;
-  float* weights = scratch<float, 1>(last.weights + end.weights);
-  parallel_for(count, groups[0].rows * a.heads * a.keys.dim * 4, [&](int64_t i) {
-    const Group& g = groups[i];
-    if (g.keys)
-      kernel.pack({a.q + g.row * a.heads * a.keys.dim, a.weights + g.row * a.heads, g.rows, a.heads, a.keys.dim,
-                   a.keys.packed, packed + g.packed, weights + g.weights});
-  });
-  const auto pieces_count = static_cast<int64_t>(pieces.size());
-  parallel_for(pieces_count, work / pieces_count * a.heads * a.keys.dim / 8, [&](int64_t i) {
-    const auto& [g, first, keys] = pieces[static_cast<size_t>(i)];
-    kernel.score({packed + g->packed, weights + g->weights, g->rows, a.heads, a.keys, g->table,
-                  g->positions ? g->positions + first : nullptr, first, keys, buffer + g->scores + first, g->stride});
-  });
-}
-
-// Groups of at most `most` rows of one request; a group's widest row sets its key count.
-std::vector<Group> group_rows(const IndexArgs& a, int64_t most) {
+std::vector<Group> group_rows(const IndexArgs& a, bool together) {
+  const int64_t most = together ? std::max<int64_t>(1, kGroupColumns / a.heads) : 1;
   std::vector<Group> groups;
   for (int64_t b = 0; b < a.batch; ++b) {
     for (int64_t row = a.cu_seqlens[b]; row < a.cu_seqlens[b + 1];) {
-      Group g{row, 0, 0, a.table + b * a.table_width, nullptr, 0, 0, 0, 0};
+      Group g{row, 0, 0, a.table + b * a.table_width};
       while (row < a.cu_seqlens[b + 1] && g.rows < most) {
         const int64_t keys = std::max<int64_t>(g.keys, a.visible[row]);
-        if (g.rows && (g.rows + 1) * keys > kScoreBudget) break;
+        if (g.rows >= kFewestRows && (g.rows + 1) * keys > kGroupScores) break;
         g.keys = keys;
         ++g.rows;
         ++row;
@@ -152,31 +134,50 @@ std::vector<Group> group_rows(const IndexArgs& a, int64_t most) {
   return groups;
 }
 
-// Calls run(first group, count, floats of scores) for rounds whose scores and candidate positions fit the budget.
-template <typename F>
-void in_rounds(std::vector<Group>& groups, const Kernel& kernel, const IndexArgs& a, F&& run) {
-  size_t first = 0;
-  int64_t scores = 0, packed = 0, weights = 0;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    Group& g = groups[i];
-    if (i > first && scores + g.rows * g.keys > kScoreBudget) {
-      run(&groups[first], static_cast<int64_t>(i - first), scores);
-      first = i;
-      scores = packed = weights = 0;
-    }
-    g.scores = scores;
-    g.stride = g.keys;
-    g.packed = packed;
-    g.weights = weights;
-    const PackedSize size = kernel.packed_size(g.rows, a.heads, a.keys.dim);
-    scores += g.rows * g.keys;
-    packed += (size.bytes + 63) / 64 * 64;
-    weights += size.weights;
-  }
-  if (first < groups.size()) run(&groups[first], static_cast<int64_t>(groups.size() - first), scores);
+// Scores a group into memory of this thread. Spreads over threads unless it runs on one of several already.
+Scored score_group(const IndexArgs& a, const Kernel& kernel, const CandidateArgs* candidates, const Group& g) {
+  float* scores = aligned_scratch<float, 0>(g.rows * g.stride());
+  int32_t* positions = candidates ? aligned_scratch<int32_t, 1>(g.keys) : nullptr;
+  if (g.keys == 0) return {scores, positions};
+  if (int32_t* next = positions)
+    expand(*candidates, g.row, a.visible[g.row], [&](int32_t position) { *next++ = position; });
+  const PackedSize size = kernel.packed_size(g.rows, a.heads, a.keys.dim);
+  uint8_t* packed = aligned_scratch<uint8_t, 2>(size.bytes);
+  float* weights = aligned_scratch<float, 3>(size.weights);
+  kernel.pack({a.q + g.row * a.heads * a.keys.dim, a.weights + g.row * a.heads, g.rows, a.heads, a.keys.dim,
+               a.keys.packed, packed, weights});
+  parallel_for((g.keys + kChunk - 1) / kChunk, kChunk * g.rows * a.heads * a.keys.dim / 8, [&](int64_t i) {
+    const int64_t first = i * kChunk;
+    kernel.score({packed, weights, g.rows, a.heads, a.keys, g.table, positions ? positions + first : nullptr, first,
+                  std::min(kChunk, g.keys - first), scores + first, g.stride()});
+  });
+  return {scores, positions};
 }
 
-int64_t rows_together(const IndexArgs& a) { return std::max<int64_t>(1, kGroupColumns / a.heads); }
+// Calls finish(row, its scores, their number, their positions or null) for every row.
+template <typename F>
+void for_each_row(const IndexArgs& a, const CandidateArgs* candidates, F&& finish) {
+  const Kernel kernel = pick_kernel(a);
+  std::vector<Group> groups = group_rows(a, !candidates);
+  if (candidates)
+    for (Group& g : groups) g.keys = expand(*candidates, g.row, a.visible[g.row], [](int32_t) {});
+  const auto run = [&](const Group& g) {
+    const auto [scores, positions] = score_group(a, kernel, candidates, g);
+    parallel_for(g.rows, g.keys, [&, scores = scores, positions = positions](int64_t i) {
+      const int64_t row = g.row + i;
+      finish(row, scores + i * g.stride(), candidates ? g.keys : a.visible[row], positions);
+    });
+  };
+  const auto count = static_cast<int64_t>(groups.size());
+  if (count < omp_get_max_threads()) {
+    for (const Group& g : groups) run(g);
+  } else {
+    int64_t work = 0;
+    for (const Group& g : groups) work += g.rows * g.keys;
+    parallel_for(count, work / count * a.heads * a.keys.dim / 8,
+                 [&](int64_t i) { run(groups[static_cast<size_t>(i)]); });
+  }
+}
 
 void fill(int32_t* out, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; ++i) out[i] = -1;
@@ -204,54 +205,23 @@ void index_topk(const IndexArgs& a, const CandidateArgs& c, int64_t k, int32_t* 
                 int32_t* published) {
   check(a);
   if (c.given()) check(c, a.rows);
-  const Kernel kernel = pick_kernel(a);
-  std::vector<Group> groups = group_rows(a, c.given() ? 1 : rows_together(a));
-  if (c.given())
-    for (Group& g : groups) g.keys = expand(c, g.row, a.visible[g.row], [](int32_t) {});
   const auto select = KERNEL_CORE_PICK(select_top);
-  in_rounds(groups, kernel, a, [&](Group* round, int64_t count, int64_t floats) {
-    float* buffer = scratch<float, 2>(floats);
-    if (c.given()) {
-      int32_t* next = scratch<int32_t, 3>(floats);
-      for (int64_t i = 0; i < count; ++i) {
-        round[i].positions = next;
-        expand(c, round[i].row, a.visible[round[i].row], [&](int32_t position) { *next++ = position; });
-      }
-    }
-    score_round(a, kernel, round, count, buffer);
-    const int64_t first = round[0].row, last = round[count - 1].row + round[count - 1].rows;
-    std::vector<const Group*> owner(static_cast<size_t>(last - first));
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t r = 0; r < round[i].rows; ++r) owner[static_cast<size_t>(round[i].row + r - first)] = &round[i];
-    parallel_for(last - first, floats / (last - first) + k * 16, [&](int64_t i) {
-      const Group& g = *owner[static_cast<size_t>(i)];
-      const int64_t row = first + i, n = g.positions ? g.keys : a.visible[row];
-      const float* scores = buffer + g.scores + (row - g.row) * g.stride;
-      int32_t* chosen = out + row * k;
-      const int64_t written = select(scores, n, k, chosen);
-      if (g.positions)
-        for (int64_t j = 0; j < written; ++j) chosen[j] = g.positions[chosen[j]];
-      fill(chosen, written, k);
-      if (publish) publish_row(scores, n, c.block, publish, published + row * publish);
-    });
-  });
+  for_each_row(a, c.given() ? &c : nullptr,
+               [&](int64_t row, const float* scores, int64_t count, const int32_t* positions) {
+                 int32_t* chosen = out + row * k;
+                 const int64_t written = select(scores, count, k, chosen);
+                 if (positions)
+                   for (int64_t i = 0; i < written; ++i) chosen[i] = positions[chosen[i]];
+                 fill(chosen, written, k);
+                 if (publish) publish_row(scores, count, c.block, publish, published + row * publish);
+               });
 }
 
 void index_scores(const IndexArgs& a, float* out, int64_t width) {
   check(a);
-  const Kernel kernel = pick_kernel(a);
-  std::vector<Group> groups = group_rows(a, rows_together(a));
-  in_rounds(groups, kernel, a, [&](const Group* round, int64_t count, int64_t floats) {
-    float* buffer = scratch<float, 2>(floats);
-    score_round(a, kernel, round, count, buffer);
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t r = 0; r < round[i].rows; ++r) {
-        const int64_t row = round[i].row + r;
-        const float* scores = buffer + round[i].scores + r * round[i].stride;
-        std::copy_n(scores, a.visible[row], out + row * width);
-        std::fill(out + row * width + a.visible[row], out + (row + 1) * width, -std::numeric_limits<float>::infinity());
-      }
-    }
+  for_each_row(a, nullptr, [&](int64_t row, const float* scores, int64_t count, const int32_t*) {
+    std::copy_n(scores, count, out + row * width);
+    std::fill(out + row * width + count, out + (row + 1) * width, -std::numeric_limits<float>::infinity());
   });
 }
 

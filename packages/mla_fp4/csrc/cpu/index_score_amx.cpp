@@ -47,13 +47,11 @@ void load_keys(const ScoreArgs& a, int64_t begin, uint8_t* tiles) {
   const int64_t steps = a.keys.dim / 32;
   const Words* tables = bf16_tables();
   const auto place = [&](int64_t key) { return tiles + (key / 16 * steps * 16 + key % 16) * 64; };
-  if (!a.positions) {
-    KeyWalk ahead(a, std::min(begin + 2 * kKeys, a.count), std::min(begin + 3 * kKeys, a.count));
-    for (KeyRun run; (run = ahead.next(kKeys)).count;) {
-      const int64_t bytes = run.count * steps * 16;
-      for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(run.codes + i, _MM_HINT_T0);
-      for (int64_t i = 0; i < bytes / 16; i += 64) _mm_prefetch(run.scales + i, _MM_HINT_T0);
-    }
+  KeyWalk ahead(a, std::min(begin + 2 * kKeys, a.count), std::min(begin + 3 * kKeys, a.count));
+  for (KeyRun run; (run = ahead.next(kKeys)).count;) {
+    const int64_t bytes = run.count * steps * 16;
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(run.codes + i, _MM_HINT_T0);
+    for (int64_t i = 0; i < bytes / 16; i += 64) _mm_prefetch(run.scales + i, _MM_HINT_T0);
   }
   KeyWalk walk(a, begin, std::min<int64_t>(begin + kKeys, a.count));
   int64_t key = 0;

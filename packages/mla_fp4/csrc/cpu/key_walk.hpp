@@ -40,8 +40,15 @@ class KeyWalk {
     const int32_t block = a_->table[position / keys.rows_per_block];
     codes_ = keys.codes(block, offset);
     scales_ = keys.scales(block, offset);
-    left_ = a_->positions ? 1 : std::min(end_ - at_, keys.rows_per_block - offset);
+    const int64_t most = std::min(end_ - at_, keys.rows_per_block - offset);
+    left_ = a_->positions ? consecutive(a_->positions + at_, most) : most;
     return true;
+  }
+
+  static int64_t consecutive(const int32_t* positions, int64_t most) {
+    int64_t count = 1;
+    while (count < most && positions[count] == positions[0] + count) ++count;
+    return count;
   }
 
   const ScoreArgs* a_;

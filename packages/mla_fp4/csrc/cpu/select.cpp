@@ -1,9 +1,10 @@
 // A rising threshold over a candidate list.
 //
-// Scores become unsigned integers of the same order. The scan keeps those above a threshold, in index order. When
-// the list is full, a search over the bits of the k-th largest cuts it back to k and raises the threshold. A later
-// score equal to the k-th cannot displace an earlier one, so `above` is strict. Work: one pass, plus a cut for each
-// (capacity - k) candidates, so linear in n for every order of the scores.
+// Scores become unsigned integers of the same order. The maxima of a few thousand groups give a first threshold: the
+// k-th largest maximum, which k scores reach. The scan keeps what is above a threshold, in index order. When the list
+// is full, a search over the bits of its k-th largest cuts it back to k and raises the threshold. A later score equal
+// to the k-th cannot displace an earlier one, so `above` is strict. Work: two passes, plus a cut for each
+// (capacity - k) candidates, so linear in n for every order of the scores; for most orders there is one cut.
 #include "cpu/select.hpp"
 
 #include <algorithm>
@@ -89,39 +90,92 @@ inline int64_t count_from(const uint32_t* keys, int64_t n, uint32_t bound) {
   return count;
 }
 
-// Keeps the k largest keys, of equal ones the earlier, in order. count > k before, == k after.
-void cut(Candidates& c, int64_t k) {
+struct Bound {
+  uint32_t key;
+  int64_t reached;  // keys from `key` on, at least k
+};
+
+// The largest number that k of the keys reach, or a smaller one that exactly k reach. n >= k
+Bound search(const uint32_t* keys, int64_t n, int64_t k) {
   uint32_t all = ~0u, any = 0;
-  for (int64_t i = 0; i < c.count; ++i) {
-    all &= c.keys[static_cast<size_t>(i)];
-    any |= c.keys[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < n; ++i) {
+    all &= keys[i];
+    any |= keys[i];
   }
-  uint32_t bound = 0;  // largest number found so far that at least k keys reach
-  int64_t reached = c.count;
-  for (uint32_t bit = 0x80000000u; bit && reached != k; bit >>= 1) {
+  Bound best{0, n};
+  for (uint32_t bit = 0x80000000u; bit && best.reached != k; bit >>= 1) {
     if (all & bit) {
-      bound |= bit;  // in every key
+      best.key |= bit;  // in every key
     } else if (any & bit) {
-      const int64_t more = count_from(c.keys.data(), c.count, bound | bit);
-      if (more >= k) {
-        bound |= bit;
-        reached = more;
-      }
+      const int64_t more = count_from(keys, n, best.key | bit);
+      if (more >= k) best = {best.key | bit, more};
     }
   }
-  // All `reached` keys from `bound` on stay, but for the last `surplus` that equal it. With no surplus the true k-th
-  // key may be above `bound`: a lower threshold lets in more, never fewer.
-  int64_t equal = k;
-  if (reached > k) equal = k - (bound == ~0u ? 0 : count_from(c.keys.data(), c.count, bound + 1));
+  return best;
+}
+
+// Moves the keys above `bound` and the first `equal` ones that are equal to it to the front; returns their number.
+#if defined(KERNEL_CORE_ISA_avx512)
+
+inline int64_t keep(Candidates& c, uint32_t bound, int64_t equal) {
+  uint32_t* keys = c.keys.data();
+  int32_t* indices = c.indices.data();
+  const __m512i limit = _mm512_set1_epi32(static_cast<int>(bound));
+  int64_t kept = 0;
+  for (int64_t i = 0; i < c.count; i += 16) {
+    const __mmask16 valid = F32::mask(static_cast<int>(std::min<int64_t>(16, c.count - i)));
+    const __m512i key = _mm512_loadu_si512(keys + i), index = _mm512_loadu_si512(indices + i);
+    uint32_t same = _mm512_mask_cmpeq_epi32_mask(valid, key, limit);
+    if (equal < 16) same = _pdep_u32((1u << equal) - 1, same);  // the first ones
+    equal -= __builtin_popcount(same);
+    const auto taken = static_cast<__mmask16>(_mm512_mask_cmpgt_epu32_mask(valid, key, limit) | same);
+    _mm512_mask_compressstoreu_epi32(keys + kept, taken, key);
+    _mm512_mask_compressstoreu_epi32(indices + kept, taken, index);
+    kept += __builtin_popcount(taken);
+  }
+  return kept;
+}
+
+#else
+
+inline int64_t keep(Candidates& c, uint32_t bound, int64_t equal) {
+  uint32_t* keys = c.keys.data();
+  int32_t* indices = c.indices.data();
   int64_t kept = 0;
   for (int64_t i = 0; i < c.count; ++i) {
-    const uint32_t key = c.keys[static_cast<size_t>(i)];
-    if (key < bound || (key == bound && equal-- <= 0)) continue;
-    c.keys[static_cast<size_t>(kept)] = key;
-    c.indices[static_cast<size_t>(kept++)] = c.indices[static_cast<size_t>(i)];
+    if (keys[i] < bound || (keys[i] == bound && equal-- <= 0)) continue;
+    keys[kept] = keys[i];
+    indices[kept++] = indices[i];
   }
-  c.count = kept;
-  c.threshold = reached > k ? bound : bound - 1;
+  return kept;
+}
+
+#endif
+
+// Keeps the k largest keys, of equal ones the earlier, in order. count > k before, == k after.
+void cut(Candidates& c, int64_t k) {
+  const Bound bound = search(c.keys.data(), c.count, k);
+  // Of the keys equal to the bound only the first stay when more than k reach it. When exactly k do, the k-th key may
+  // be above the bound: the lower threshold lets in more, never fewer.
+  const bool exact = bound.reached == k;
+  const int64_t above = exact || bound.key == ~0u ? 0 : count_from(c.keys.data(), c.count, bound.key + 1);
+  c.count = keep(c, bound.key, k - above);
+  c.threshold = exact ? bound.key - 1 : bound.key;
+}
+
+// A number that at least k of the scores reach: the k-th largest maximum of 4k groups
+uint32_t lower_bound(const float* scores, int64_t n, int64_t k) {
+  static thread_local std::vector<float> best;
+  static thread_local std::vector<uint32_t> keys;
+  const int64_t groups = 4 * k;
+  best.assign(static_cast<size_t>(groups), -std::numeric_limits<float>::infinity());
+  keys.resize(best.size());
+  float* top = best.data();
+  int64_t i = 0;
+  for (; i + groups <= n; i += groups)  // the rest only adds to the numbers above the bound
+    for (int64_t g = 0; g < groups; ++g) top[g] = scores[i + g] > top[g] ? scores[i + g] : top[g];  // false for NaN
+  for (int64_t g = 0; g < groups; ++g) keys[static_cast<size_t>(g)] = order(top[g]);
+  return search(keys.data(), groups, k).key;
 }
 
 }  // namespace
@@ -135,6 +189,7 @@ int64_t select_top(const float* scores, int64_t n, int64_t k, int32_t* out) {
   static thread_local Candidates c;
   const int64_t capacity = std::max<int64_t>(4 * k, 1024);
   c.reset(capacity);
+  if (n >= 8 * k) c.threshold = lower_bound(scores, n, k) - 1;
   for (int64_t i = 0; i < n; i += kBlock) {
     append(c, scores + i, i, static_cast<int>(std::min<int64_t>(kBlock, n - i)));
     if (c.count > capacity) cut(c, k);
