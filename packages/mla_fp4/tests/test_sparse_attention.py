@@ -224,6 +224,11 @@ def test_a_nan_row_reaches_only_who_selects_it(isa):
     hit = (case["indices"] == target).any(1)
     with limit_isa(isa):
         clean, actual = attend(case), attend(case, pages=pages)
+        nowhere = attend(case, pages=torch.full_like(pages, 0x7F), new_rows=torch.full_like(case["new_rows"], 0xFF))
+        assert nowhere.isnan().all()
+        assert_bitwise(attend(case), clean, name="after NaN everywhere")  # nothing stays in working memory
+        for row in (0, 19):
+            assert_bitwise(attend(alone(case, row)), clean[row : row + 1], name="alone, after NaN everywhere")
     assert actual[hit].isnan().all() and 0 < hit.sum() < 20
     assert_bitwise(actual[~hit], clean[~hit])
 

@@ -23,10 +23,8 @@ class AmxTileAttention {
     dim_ = a.dim;
     heads_ = tile.head_end - tile.head_begin;
     layout_ = PartLayout(a.heads, heads_);
-    zero_window_row(zero_window_.reserve(a.window_row_bytes()), dim_);
-    zero_main_row(zero_main_.reserve(a.main_row_bytes()), dim_);
     block_.reserve(std::max(block_words(dim_), 4 * kChunkWords));
-    floats_.reserve(2 * dim_);
+    floats_.reserve(dim_);
     decode_window(a, tile);
     for (int64_t row = tile.row; row < tile.row + tile.count; ++row) attend_row(a, tile, row);
   }
@@ -36,7 +34,7 @@ class AmxTileAttention {
     return a.start_pos[tile.request] + row - a.cu_seqlens[tile.request];
   }
 
-  // Rows of window block `block`; positions that no row of the tile sees become zeros.
+  // Rows of window block `block`, null where no row of the tile sees the position.
   void window_rows(const AttentionArgs& a, int64_t request, int64_t block, const uint8_t** rows) const {
     const int64_t first = block * kBlockKeys, start = a.start_pos[request], bytes = a.window_row_bytes();
     const uint8_t* ring = a.ring + a.ring_slot[request] * a.ring_rows * bytes;
@@ -44,7 +42,7 @@ class AmxTileAttention {
     int64_t turn = first % a.ring_rows;
     for (int64_t i = 0; i < kBlockKeys; ++i, turn = turn + 1 == a.ring_rows ? 0 : turn + 1) {
       const int64_t p = first + i;
-      rows[i] = p < begin_ || p > last_ ? zero_window_.data() : p < start ? ring + turn * bytes : fresh + p * bytes;
+      rows[i] = p < begin_ || p > last_ ? nullptr : p < start ? ring + turn * bytes : fresh + p * bytes;
     }
   }
 
@@ -71,6 +69,7 @@ class AmxTileAttention {
     const int64_t in_window = std::max<int64_t>(0, p - begin + 1);
     const int64_t window_blocks = in_window > 0 ? p / kBlockKeys - begin / kBlockKeys + 1 : 0;
     list_selected(a, tile.request, row);
+    fetch_selected(a, 0);
     const int64_t selected = static_cast<int64_t>(rows_.size());
     blocks_ = window_blocks + (selected + kBlockKeys - 1) / kBlockKeys;
     const int64_t places = blocks_ * kBlockKeys;
@@ -126,15 +125,12 @@ class AmxTileAttention {
 
   // Of a block of selected rows only the values are kept.
   void score_selected(const AttentionArgs& a, int64_t from) {
-    const int64_t n = static_cast<int64_t>(rows_.size()), words = block_words(dim_), bytes = a.main_row_bytes();
-    rows_.resize((n + kBlockKeys - 1) / kBlockKeys * kBlockKeys, zero_main_.data());
+    const int64_t words = block_words(dim_);
+    rows_.resize((blocks_ - from) * kBlockKeys, nullptr);
     uint16_t* values = selected_values_.reserve((blocks_ - from) * words);
     for (int64_t b = from; b < blocks_; ++b, values += words) {
       const uint8_t* const* rows = rows_.data() + (b - from) * kBlockKeys;
-      if (b + 1 < blocks_) {
-        for (int64_t i = 0; i < kBlockKeys; ++i)
-          for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[kBlockKeys + i] + at);
-      }
+      fetch_selected(a, (b - from + 1) * kBlockKeys);
       values_.data()[b] = values;
       if (layout_.tiles <= 2 && block_rows_.open_main(rows, dim_)) {
         score_while([&](int64_t c, uint16_t* keys) { block_rows_.main_chunk(c, keys, values + c * kChunkWords); }, b,
@@ -144,6 +140,13 @@ class AmxTileAttention {
         score(block_.data(), b, a.scale);
       }
     }
+  }
+
+  // Selected rows lie anywhere in memory: those of a block are asked for while the one before is worked on.
+  void fetch_selected(const AttentionArgs& a, int64_t from) const {
+    const int64_t end = std::min<int64_t>(from + kBlockKeys, static_cast<int64_t>(rows_.size()));
+    for (int64_t i = from; i < end; ++i)
+      for (int64_t at = 0; at < a.main_row_bytes(); at += 64) __builtin_prefetch(rows_[i] + at);
   }
 
   // Scores of one decoded block, scale * q[h] . key
@@ -205,7 +208,6 @@ class AmxTileAttention {
   PartLayout layout_;
   BlockRows block_rows_;
   Scratch<uint16_t> window_scores_, window_values_, selected_values_, block_, query_, weights_;
-  Scratch<uint8_t> zero_window_, zero_main_;
   Scratch<float> floats_, scores_, factor_;
   Scratch<const uint16_t*> values_;
   std::vector<const uint8_t*> rows_;  // selected rows

@@ -39,26 +39,19 @@ inline void store_pair(__m512i a, __m512i b, uint16_t* scores, uint16_t* values,
   _mm512_store_si512(lines + kTileWords, _mm512_mask_mov_epi16(_mm512_srli_epi32(a, 16), second, b));
 }
 
-// What a window row needs: the shortcut alone, the shortcut with subnormal codes, or the way through float32 (a NaN,
-// or a scale that takes an exponent out of range).
+// What a window row needs: the shortcut alone, the shortcut with subnormal codes, or the way through float32 (a NaN).
 enum class RowClass { plain, subnormal, odd };
 
-inline RowClass classify_window_row(const uint8_t* row, int64_t dim) {
+inline RowClass classify_codes(const uint8_t* codes, int64_t dim) {
   const __m512i two = _mm512_set1_epi8(2);
   __m512i low = _mm512_set1_epi8(-1), high = _mm512_setzero_si512();
   for (int64_t i = 0; i < dim; i += 64) {
-    const __m512i b = _mm512_maskz_loadu_epi8(dim - i < 64 ? 0xFFFFFFFFu : ~__mmask64{0}, row + i);
+    const __m512i b = _mm512_maskz_loadu_epi8(dim - i < 64 ? 0xFFFFFFFFu : ~__mmask64{0}, codes + i);
     const __m512i twice = _mm512_add_epi8(b, b);  // without the sign: 0 zero, 2 to 14 subnormal, 254 NaN
     low = _mm512_min_epu8(low, _mm512_sub_epi8(twice, two));
     high = _mm512_max_epu8(high, twice);
   }
-  bool odd = _mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8(static_cast<char>(254))) != 0;
-  for (int64_t g = 0; g < dim / 32; g += 16) {
-    const __mmask16 some = first_lanes(dim / 32 - g);
-    const __m128i scale = _mm_sub_epi8(_mm_maskz_loadu_epi8(some, row + dim + g), _mm_set1_epi8(10));
-    odd |= _mm_mask_cmpgt_epu8_mask(some, scale, _mm_set1_epi8(static_cast<char>(236))) != 0;  // not in 10 to 246
-  }
-  if (odd) return RowClass::odd;
+  if (_mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8(static_cast<char>(254)))) return RowClass::odd;
   return _mm512_cmple_epu8_mask(low, _mm512_set1_epi8(12)) ? RowClass::subnormal : RowClass::plain;
 }
 
@@ -94,37 +87,41 @@ inline __m512i main_values(const uint8_t* codes, const uint32_t* scales) {
   return _mm512_ternarylogic_epi32(low, _mm512_castps_si512(odd), high, 0xF8);  // low | (odd & high)
 }
 
-// What decoding needs to know of a block's rows before it starts: for window rows what the scales add to exponents,
-// (scale - 7) << 7 in both halves of a word; for main rows the scales as floats. Then each chunk of 32 channels can be
-// made on its own, in both forms, so that stores run through memory in order.
+// A block of rows that is about to be decoded. Null stands for a place without a key: a pair of them is left out, and
+// leaves whatever finite values its lines held, for their weight is 0; beside a key it counts as zeros.
+//
+// Opening looks at all scales: for window rows it makes what they add to exponents, (scale - 7) << 7 in both halves of
+// a word, for main rows floats. Then each chunk of 32 channels is made on its own, in both forms, so that stores run
+// through memory in order.
 class BlockRows {
  public:
-  // False when a row needs the way through float32.
+  // False when a row needs the way through float32: a NaN, or a scale that takes an exponent out of range.
   bool open_window(const uint8_t* const* rows, int64_t dim) {
-    rows_ = rows, groups_ = dim / 32, subnormal_ = 0, odd_ = 0;
-    uint32_t* steps = table_.reserve(kBlockKeys * groups_ + 16);
-    for (int64_t i = 0; i < kBlockKeys; ++i) {
-      const RowClass kind = classify_window_row(rows[i], dim);
-      subnormal_ |= static_cast<uint32_t>(kind == RowClass::subnormal) << i;
-      odd_ |= static_cast<uint32_t>(kind == RowClass::odd) << i;
+    uint32_t* steps = open(rows, dim / 32, dim + dim / 32, 127);  // zeros of scale 1
+    for (int64_t i = 2 * begin_; i < 2 * end_; ++i) {
+      const RowClass kind = classify_codes(rows_[i], dim);
+      bool odd = kind == RowClass::odd;
       for (int64_t g = 0; g < groups_; g += 16) {
-        const __m128i scales = _mm_maskz_loadu_epi8(first_lanes(groups_ - g), rows[i] + dim + g);
+        const __mmask16 some = first_lanes(groups_ - g);
+        const __m128i scales = _mm_maskz_loadu_epi8(some, rows_[i] + dim + g);
+        const __m128i from_10 = _mm_sub_epi8(scales, _mm_set1_epi8(10));
+        odd |= _mm_mask_cmpgt_epu8_mask(some, from_10, _mm_set1_epi8(static_cast<char>(236))) != 0;  // not 10 to 246
         const __m512i step = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_cvtepu8_epi32(scales), _mm512_set1_epi32(7)), 7);
-        _mm512_mask_storeu_epi32(steps + i * groups_ + g, first_lanes(groups_ - g),
-                                 _mm512_or_si512(_mm512_slli_epi32(step, 16), step));
+        _mm512_mask_storeu_epi32(steps + i * groups_ + g, some, _mm512_or_si512(_mm512_slli_epi32(step, 16), step));
       }
+      subnormal_ |= static_cast<uint32_t>(kind == RowClass::subnormal) << i;
+      odd_ |= static_cast<uint32_t>(odd) << i;
     }
     return odd_ == 0;
   }
 
   bool open_main(const uint8_t* const* rows, int64_t dim) {
-    rows_ = rows, groups_ = dim / 16, odd_ = 0;
-    uint32_t* scales = table_.reserve(kBlockKeys * groups_ + 16);
-    for (int64_t i = 0; i < kBlockKeys; ++i) {
+    uint32_t* scales = open(rows, dim / 16, dim / 2 + dim / 16, 0);
+    for (int64_t i = 2 * begin_; i < 2 * end_; ++i) {
       for (int64_t g = 0; g < groups_; g += 16) {
         alignas(16) uint8_t bytes[16];
         const __mmask16 some = first_lanes(groups_ - g);
-        _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_maskz_loadu_epi8(some, rows[i] + dim / 2 + g));
+        _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_maskz_loadu_epi8(some, rows_[i] + dim / 2 + g));
         const __m512 v = decode_e4m3_vec(bytes).v;
         _mm512_mask_storeu_ps(scales + i * groups_ + g, some, v);
         odd_ |= static_cast<uint32_t>(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0) << i;
@@ -133,11 +130,11 @@ class BlockRows {
     return odd_ == 0;
   }
 
-  // Chunk c of all 32 keys; rows that are odd give values not to rely on.
+  // Chunk c of all keys; rows that are odd give values not to rely on.
   void window_chunk(int64_t c, uint16_t* scores, uint16_t* values) const {
-    const uint32_t* steps = table_.data() + c;
-    for (int64_t pair = 0; pair < kBlockKeys / 2; ++pair, steps += 2 * groups_) {
+    for (int64_t pair = begin_; pair < end_; ++pair) {
       const uint8_t *a = rows_[2 * pair] + c * 32, *b = rows_[2 * pair + 1] + c * 32;
+      const uint32_t* steps = table_.data() + 2 * pair * groups_ + c;
       if (subnormal_ >> (2 * pair) & 3) {
         store_pair(window_values<true>(a, steps[0]), window_values<true>(b, steps[groups_]), scores, values, pair);
       } else {
@@ -147,71 +144,73 @@ class BlockRows {
   }
 
   void main_chunk(int64_t c, uint16_t* scores, uint16_t* values) const {
-    const uint32_t* scales = table_.data() + 2 * c;
-    for (int64_t pair = 0; pair < kBlockKeys / 2; ++pair, scales += 2 * groups_) {
+    for (int64_t pair = begin_; pair < end_; ++pair) {
       const uint8_t *a = rows_[2 * pair] + c * 16, *b = rows_[2 * pair + 1] + c * 16;
+      const uint32_t* scales = table_.data() + 2 * (pair * groups_ + c);
       store_pair(main_values(a, scales), main_values(b, scales + groups_), scores, values, pair);
     }
   }
 
-  uint32_t odd() const { return odd_; }
-  const uint8_t* const* rows() const { return rows_; }
+  uint32_t odd() const { return odd_; }  // a bit a row
+  const uint8_t* row(int64_t i) const { return rows_[i]; }
 
  private:
-  const uint8_t* const* rows_ = nullptr;
-  int64_t groups_ = 0;
-  uint32_t subnormal_ = 0, odd_ = 0;  // a bit a row
+  uint32_t* open(const uint8_t* const* rows, int64_t groups, int64_t bytes, uint8_t scale) {
+    groups_ = groups, subnormal_ = 0, odd_ = 0, begin_ = 0, end_ = kBlockKeys / 2;
+    uint8_t* zeros = zeros_.reserve(bytes);
+    std::memset(zeros, 0, static_cast<size_t>(bytes - groups));
+    std::memset(zeros + bytes - groups, scale, static_cast<size_t>(groups));
+    while (begin_ < end_ && !rows[2 * begin_] && !rows[2 * begin_ + 1]) ++begin_;
+    while (begin_ < end_ && !rows[2 * end_ - 2] && !rows[2 * end_ - 1]) --end_;
+    for (int64_t i = 2 * begin_; i < 2 * end_; ++i) rows_[i] = rows[i] ? rows[i] : zeros;
+    return table_.reserve(kBlockKeys * groups_);
+  }
+
+  const uint8_t* rows_[kBlockKeys] = {};
+  int64_t groups_ = 0, begin_ = 0, end_ = 0;  // scales a row; pairs with a key
+  uint32_t subnormal_ = 0, odd_ = 0;
   Scratch<uint32_t> table_;
+  Scratch<uint8_t> zeros_;
 };
 
-// A pair through float32. A row with a value that is not finite becomes NaN as a whole where scores are made of it, and
-// zero as a value: weight 0 times NaN would reach rows that do not see the key, while those that do see it get NaN
-// through their scores. `scratch` holds 2 dim floats.
-template <typename DecodeRow>
-inline void any_pair(DecodeRow decode_row, const uint8_t* const* rows, uint16_t* scores, uint16_t* values, int64_t pair,
-                     int64_t dim, float* scratch) {
-  bool finite[2] = {true, true};
-  for (int r = 0; r < 2; ++r) {
-    float* x = scratch + r * dim;
-    decode_row(rows[r], x, dim);
-    for (int64_t i = 0; i < dim; ++i) finite[r] &= std::isfinite(x[i]);
-  }
-  const __m512i nan = _mm512_set1_epi16(0x7FC0);
-  for (int64_t c = 0; c < dim / 32; ++c, scores += kChunkWords, values += kChunkWords) {
-    __m512i v[2];
-    for (int r = 0; r < 2; ++r) {
-      const float* x = scratch + r * dim + c * 32;
-      v[r] = finite[r] ? high_halves(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)) : _mm512_setzero_si512();
+// Row i of a block through float32, after its chunks were made. A row with a value that is not finite becomes NaN as a
+// whole where scores are made of it, and zero as a value: weight 0 times NaN would reach rows that do not see the key,
+// while those that do see it get NaN through their scores. `x` holds the decoded row.
+inline void replace_row(const float* x, uint16_t* scores, uint16_t* values, int64_t i, int64_t dim) {
+  bool finite = true;
+  for (int64_t d = 0; d < dim; ++d) finite &= std::isfinite(x[d]);
+  for (int64_t c = 0; c < dim / 32; ++c, x += 32, scores += kChunkWords, values += kChunkWords) {
+    alignas(64) uint16_t v[32] = {};
+    if (finite) _mm512_store_si512(v, high_halves(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)));
+    for (int64_t d = 0; d < 32; ++d) {
+      scores[i * 32 + d] = finite ? v[d] : 0x7FC0;
+      values[d % 2 * kTileWords + i / 2 * 32 + d / 2 * 2 + i % 2] = v[d];
     }
-    store_pair(v[0], v[1], scores, values, pair);
-    for (int r = 0; r < 2; ++r)
-      if (!finite[r]) _mm512_store_si512(scores + (2 * pair + r) * 32, nan);
   }
 }
 
-// A whole block in both forms.
+// A whole block in both forms; `scratch` holds dim floats.
 inline void decode_window_block(BlockRows& block, const uint8_t* const* rows, uint16_t* scores, uint16_t* values,
                                 int64_t dim, float* scratch) {
   block.open_window(rows, dim);
   for (int64_t c = 0; c < dim / 32; ++c) block.window_chunk(c, scores + c * kChunkWords, values + c * kChunkWords);
-  for (int64_t pair = 0; block.odd() != 0 && pair < kBlockKeys / 2; ++pair)
-    if (block.odd() >> (2 * pair) & 3) any_pair(decode_window_row, rows + 2 * pair, scores, values, pair, dim, scratch);
+  for (int64_t i = 0; block.odd() != 0 && i < kBlockKeys; ++i) {
+    if (!(block.odd() >> i & 1)) continue;
+    decode_window_row(block.row(i), scratch, dim);
+    replace_row(scratch, scores, values, i, dim);
+  }
 }
 
 inline void decode_main_block(BlockRows& block, const uint8_t* const* rows, uint16_t* scores, uint16_t* values,
                               int64_t dim, float* scratch) {
   block.open_main(rows, dim);
   for (int64_t c = 0; c < dim / 32; ++c) block.main_chunk(c, scores + c * kChunkWords, values + c * kChunkWords);
-  for (int64_t pair = 0; block.odd() != 0 && pair < kBlockKeys / 2; ++pair)
-    if (block.odd() >> (2 * pair) & 3) any_pair(decode_main_row, rows + 2 * pair, scores, values, pair, dim, scratch);
+  for (int64_t i = 0; block.odd() != 0 && i < kBlockKeys; ++i) {
+    if (!(block.odd() >> i & 1)) continue;
+    decode_main_row(block.row(i), scratch, dim);
+    replace_row(scratch, scores, values, i, dim);
+  }
 }
-
-// Rows of zeros, for places without a key
-inline void zero_window_row(uint8_t* row, int64_t dim) {
-  std::fill(row, row + dim, uint8_t{0});
-  std::fill(row + dim, row + dim + dim / 32, uint8_t{127});
-}
-inline void zero_main_row(uint8_t* row, int64_t dim) { std::fill(row, row + dim / 2 + dim / 16, uint8_t{0}); }
 
 }  // namespace KERNEL_CORE_ISA
 }  // namespace kernel_core

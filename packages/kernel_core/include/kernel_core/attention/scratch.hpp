@@ -3,13 +3,15 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
 namespace kernel_core {
 namespace KERNEL_CORE_ISA {
 
-// Grows, never shrinks, holds nothing across uses; cache-line aligned, so that no vector load straddles two lines.
+// Grows, never shrinks; cache-line aligned, so that no vector load straddles two lines. New memory is zero: readers
+// that give old contents the weight 0 need them to be finite.
 template <typename T>
 class Scratch {
  public:
@@ -18,6 +20,7 @@ class Scratch {
       const size_t bytes = (n * sizeof(T) + 4095) / 4096 * 4096;
       data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
       if (!data_) throw std::bad_alloc();
+      std::memset(static_cast<void*>(data_.get()), 0, bytes);
       size_ = static_cast<int64_t>(bytes / sizeof(T));
     }
     return data_.get();
