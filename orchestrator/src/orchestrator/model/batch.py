@@ -91,12 +91,12 @@ class StepBatch:
         encoder_lower = np.array([c.encoder_lower for c in chunks], dtype=np.int64)
         # A replay that starts behind the decoder's bound has nothing in the rings before its start.
         decoder_lower = np.array([max(c.decoder_lower, c.encoder_lower) for c in chunks], dtype=np.int64)
-        positions = np.concatenate([np.arange(c.start, c.end) for c in chunks])
+        ends = np.cumsum(lengths)
         request = np.repeat(np.arange(len(chunks)), lengths)
+        positions = np.arange(len(request)) + (starts - ends + lengths)[request]
 
-        table = np.zeros((len(chunks), max(len(c.blocks) for c in chunks)), dtype=np.int32)
-        for row, chunk in zip(table, chunks, strict=True):
-            row[: len(chunk.blocks)] = chunk.blocks
+        width = max(len(c.blocks) for c in chunks)
+        table = np.array([c.blocks + [0] * (width - len(c.blocks)) for c in chunks], dtype=np.int32)
 
         floors = np.array([c.global_floor for c in chunks], dtype=np.int64)[request]
         global_slots, group_positions, group_owner = {}, {}, {}
@@ -104,31 +104,30 @@ class StepBatch:
             done = positions % ratio == ratio - 1  # the row that completes a group
             last, owner = positions[done], request[done]
             block, offset = np.divmod(last, BLOCK_TOKENS)
-            rows = table[owner, block].astype(np.int64) * (BLOCK_TOKENS // ratio) + offset // ratio
-            global_slots[ratio] = torch.from_numpy(np.where(last >= floors[done], rows, -1))
+            pool_rows = table[owner, block].astype(np.int64) * (BLOCK_TOKENS // ratio) + offset // ratio
+            global_slots[ratio] = torch.from_numpy(np.where(last >= floors[done], pool_rows, -1))
             group_positions[ratio] = torch.from_numpy(last - (ratio - 1))
             group_owner[ratio] = torch.from_numpy(owner)
 
-        keep = positions >= decoder_lower[request]
         encoder = _rows(lengths, starts, encoder_lower, positions, request, ratios)
-        if keep.all():
+        if (starts >= decoder_lower).all():  # as in every decode step
             kept, kept_lengths = None, lengths
             decoder = replace(encoder, lower=torch.from_numpy(decoder_lower))
         else:
+            keep = positions >= decoder_lower[request]
             kept = torch.from_numpy(np.flatnonzero(keep))
             kept_lengths = np.bincount(request[keep], minlength=len(chunks))
             first = np.maximum(starts, decoder_lower)
             decoder = _rows(kept_lengths, first, decoder_lower, positions[keep], request[keep], ratios)
 
-        ends = np.cumsum(kept_lengths)
         logit_rows: list[int] = []
         logit_chunks: list[int] = []
-        for i, chunk in enumerate(chunks):
-            if chunk.logits == "none" or kept_lengths[i] == 0:
-                continue
-            first = ends[i] - (kept_lengths[i] if chunk.logits == "all" else 1)
-            logit_rows.extend(range(int(first), int(ends[i])))
-            logit_chunks.extend([i] * int(ends[i] - first))
+        end = 0
+        for i, (chunk, rows) in enumerate(zip(chunks, kept_lengths.tolist(), strict=True)):
+            end += rows
+            wanted = {"all": rows, "last": min(rows, 1), "none": 0}[chunk.logits]
+            logit_rows.extend(range(end - wanted, end))
+            logit_chunks.extend([i] * wanted)
 
         images = None
         if any(c.is_image is not None for c in chunks):
@@ -164,7 +163,7 @@ def _rows(
     visible = {ratio: torch.from_numpy(((positions + 1) // ratio).astype(np.int32)) for ratio in ratios}
     return Rows(
         cu_seqlens=torch.from_numpy(cu_seqlens),
-        start_pos=torch.from_numpy(starts.copy()),
+        start_pos=torch.from_numpy(starts),
         lower=torch.from_numpy(lower),
         positions=torch.from_numpy(positions),
         visible=visible,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 import mhc_engram
-from orchestrator.model.batch import StepBatch
+from orchestrator.model.batch import Chunk, StepBatch
 from orchestrator.model.config import ModelConfig
 from orchestrator.model.dense import DenseMode, dense
 from orchestrator.model.engram_tables import EngramTables
@@ -46,10 +47,12 @@ class LookBack:
         self.mapped = token_map.index_select(0, batch.tokens)
         self.dead = torch.zeros(len(batch.tokens), dtype=torch.bool) if batch.is_image is None else batch.is_image
         self.cu_seqlens = batch.encoder.cu_seqlens
-        history = torch.full((len(batch.chunks), 3), _NONE, dtype=torch.int64)
-        for row, chunk in zip(history, batch.chunks, strict=True):
-            images = chunk.history_is_image or [False] * len(chunk.history)
-            for i, (token, image) in enumerate(zip(reversed(chunk.history[-3:]), reversed(images[-3:]), strict=True)):
-                if not image:
-                    row[i] = token_map[token]
-        self.history = history
+        before = np.array([_before(chunk) for chunk in batch.chunks])
+        self.history = torch.from_numpy(np.where(before == _NONE, _NONE, token_map.numpy()[before]))
+
+
+def _before(chunk: Chunk) -> list[int]:
+    """Ids of the three tokens before a chunk, the nearest first."""
+    images = chunk.history_is_image or [False] * len(chunk.history)
+    ids = [_NONE if image else token for token, image in zip(chunk.history, images, strict=True)]
+    return (ids[::-1] + [_NONE] * 3)[:3]
