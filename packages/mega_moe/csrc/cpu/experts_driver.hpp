@@ -34,8 +34,6 @@ inline void swiglu(float* gate, const float* up, int64_t n, float limit, float w
 template <typename Product>
 class ExpertsDriver {
  public:
-  static constexpr int64_t kPanel = Product::kPanel;
-
   explicit ExpertsDriver(const ExpertsArgs& args) : a_(args) {}
 
   void run() {
@@ -65,6 +63,10 @@ class ExpertsDriver {
     plan.build(a_, first, tokens);
     jobs.clear();
     items.clear();
+    int32_t most = 0;
+    for (const auto& group : plan.groups) most = std::max(most, group.count);
+    hidden_rows_ = Product::panel_rows(most, a_.d);
+    output_rows_ = Product::panel_rows(most, a_.inter);
     int64_t bytes = 0, cycles = 0;  // cycles: of the down products, half of those of gate and up
     for (const auto& group : plan.groups) {
       Job job = make_job(group);
@@ -73,7 +75,7 @@ class ExpertsDriver {
       job.h = reinterpret_cast<char*>(bytes);
       bytes += Product::packed_bytes(job.count, job.inter);
       cycles += Product::cycles(a_.d, job.count, job.inter);
-      for (int64_t p = 0; p * kPanel < job.inter; ++p)
+      for (int64_t p = 0; p * hidden_rows_ < job.inter; ++p)
         items.push_back({static_cast<int32_t>(jobs.size()), static_cast<int32_t>(p)});
       jobs.push_back(job);
     }
@@ -87,7 +89,7 @@ class ExpertsDriver {
     const Job* const job_list = jobs.data();
     const Item* const item_list = items.data();
     const int64_t experts = static_cast<int64_t>(jobs.size()), pairs = static_cast<int64_t>(plan.token.size());
-    const int64_t n_items = static_cast<int64_t>(items.size()), panels = (a_.d + kPanel - 1) / kPanel;
+    const int64_t n_items = static_cast<int64_t>(items.size()), panels = (a_.d + output_rows_ - 1) / output_rows_;
     for_ranges(experts, pairs * a_.d / 2 / std::max<int64_t>(experts, 1), [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
         const Job& job = job_list[j];
@@ -128,23 +130,24 @@ class ExpertsDriver {
 
   void hidden_panel(Product& product, const Job& job, int64_t panel, const float* weight) const {
     static thread_local Scratch scratch;
-    const int64_t row = panel * kPanel, n = std::min(kPanel, job.inter - row);
-    float* gate = scratch.get<float>(2 * job.count * kPanel * static_cast<int64_t>(sizeof(float)));
-    float* up = gate + job.count * kPanel;
-    product.run(job.w13, row, n, job.x, job.count, gate, kPanel);
-    product.run(job.w13, job.inter + row, n, job.x, job.count, up, kPanel);
-    for (int64_t t = 0; t < job.count; ++t) swiglu(gate + t * kPanel, up + t * kPanel, n, a_.limit, weight[t]);
-    Product::pack_columns(gate, kPanel, job.count, job.inter, row, n, job.w2.format, job.h);
+    const int64_t row = panel * hidden_rows_, n = std::min(hidden_rows_, job.inter - row);
+    float* gate = scratch.get<float>(2 * job.count * hidden_rows_ * static_cast<int64_t>(sizeof(float)));
+    float* up = gate + job.count * hidden_rows_;
+    product.run(job.w13, row, n, job.x, job.count, gate, hidden_rows_);
+    product.run(job.w13, job.inter + row, n, job.x, job.count, up, hidden_rows_);
+    for (int64_t t = 0; t < job.count; ++t)
+      swiglu(gate + t * hidden_rows_, up + t * hidden_rows_, n, a_.limit, weight[t]);
+    Product::pack_columns(gate, hidden_rows_, job.count, job.inter, row, n, job.w2.format, job.h);
   }
 
   void output_panel(Product& product, const ExpertPlan& plan, const Job* jobs, int64_t experts, int64_t panel,
                     int64_t first, int64_t tokens) const {
     using kc::F32;
     static thread_local Scratch scratch;
-    const int64_t row = panel * kPanel, n = std::min(kPanel, a_.d - row);
-    float* parts = scratch.get<float>(static_cast<int64_t>(plan.token.size()) * kPanel * 4);
+    const int64_t row = panel * output_rows_, n = std::min(output_rows_, a_.d - row);
+    float* parts = scratch.get<float>(static_cast<int64_t>(plan.token.size()) * output_rows_ * 4);
     for (int64_t j = 0; j < experts; ++j)
-      product.run(jobs[j].w2, row, n, jobs[j].h, jobs[j].count, parts + jobs[j].begin * kPanel, kPanel);
+      product.run(jobs[j].w2, row, n, jobs[j].h, jobs[j].count, parts + jobs[j].begin * output_rows_, output_rows_);
     for (int64_t t = 0; t < tokens; ++t) {
       const int32_t* pair = plan.pair_of.data() + t * plan.slots;
       float* y = a_.y + (first + t) * a_.d + row;
@@ -152,13 +155,14 @@ class ExpertsDriver {
         const int m = static_cast<int>(std::min<int64_t>(n - i, F32::width));
         F32 sum = F32::zero();
         for (int64_t s = 0; s < plan.slots; ++s)
-          if (pair[s] >= 0) sum = sum + F32::load_n(parts + pair[s] * kPanel + i, m);
+          if (pair[s] >= 0) sum = sum + F32::load_n(parts + pair[s] * output_rows_ + i, m);
         sum.store_n(y + i, m);
       }
     }
   }
 
   const ExpertsArgs& a_;
+  int64_t hidden_rows_ = 0, output_rows_ = 0;  // of a work item
 };
 
 }  // namespace KERNEL_CORE_ISA

@@ -49,6 +49,7 @@ inline constexpr int kRowBlock = 4;
 class FmaProduct {
  public:
   static constexpr int64_t kPanel = 32;  // rows of a work item
+  static int64_t panel_rows(int64_t, int64_t) { return kPanel; }
 
   static int64_t packed_bytes(int64_t tokens, int64_t k) { return tokens * k * static_cast<int64_t>(sizeof(float)); }
 

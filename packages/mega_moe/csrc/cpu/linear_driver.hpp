@@ -25,9 +25,8 @@ inline void linear_rows(const LinearArgs& a) {
 
 template <typename Product>
 inline void linear_packed(const LinearArgs& a) {
-  constexpr int64_t kPanel = Product::kPanel;
   static thread_local Scratch scratch;
-  const int64_t k = a.w.k, panels = (a.out + kPanel - 1) / kPanel;
+  const int64_t k = a.w.k, panel = Product::panel_rows(a.tokens, k), panels = (a.out + panel - 1) / panel;
   // As many tokens at a time as leave the packed activations in a few megabytes, a multiple of 16
   constexpr int64_t kBudget = 16 << 20;
   const int64_t chunk = std::max<int64_t>(16, kBudget / (Product::packed_bytes(16, k) * a.groups) * 16);
@@ -38,11 +37,11 @@ inline void linear_packed(const LinearArgs& a) {
     const float* x = a.x + first * a.groups * k;
     float* y = a.y + first * a.groups * a.out;
     Product::pack_groups(x, a.groups, tokens, k, a.w.format, packed);
-    for_ranges(a.groups * panels, Product::cycles(kPanel, tokens, k), [&](int64_t begin, int64_t end) {
+    for_ranges(a.groups * panels, Product::cycles(panel, tokens, k), [&](int64_t begin, int64_t end) {
       Product product;
       for (int64_t item = begin; item < end; ++item) {
-        const int64_t g = item / panels, o = item % panels * kPanel;
-        product.run(a.w, g * a.out + o, std::min(kPanel, a.out - o), packed + g * bytes, tokens, y + g * a.out + o,
+        const int64_t g = item / panels, o = item % panels * panel;
+        product.run(a.w, g * a.out + o, std::min(panel, a.out - o), packed + g * bytes, tokens, y + g * a.out + o,
                     a.groups * a.out);
       }
     });
