@@ -44,14 +44,18 @@ struct Candidates {
   }
 };
 
+// Adds scores[begin, n) above the threshold until there are more than `capacity`; returns where it stopped. Not
+// inlined, so that the list's address is an argument and not a thread-local look-up for each store.
 #if defined(KERNEL_CORE_ISA_avx512)
 
-// n <= kBlock scores from index `first` on
-inline void append(Candidates& c, const float* scores, int64_t first, int n) {
+[[gnu::noinline]] int64_t scan(Candidates& c, const float* scores, int64_t begin, int64_t n, int64_t capacity) {
   const __m512i threshold = _mm512_set1_epi32(static_cast<int>(c.threshold));
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 valid = F32::mask(n - i);
+  uint32_t* keys = c.keys.data();
+  int32_t* indices = c.indices.data();
+  int64_t count = c.count, i = begin;
+  for (; i < n && count <= capacity; i += 16) {
+    const __mmask16 valid = F32::mask(static_cast<int>(std::min<int64_t>(16, n - i)));
     const __m512 score = _mm512_add_ps(_mm512_maskz_loadu_ps(valid, scores + i), _mm512_setzero_ps());
     const __m512i bits = _mm512_castps_si512(score);
     const __m512i sign = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(static_cast<int>(0x80000000)));
@@ -59,27 +63,37 @@ inline void append(Candidates& c, const float* scores, int64_t first, int n) {
         _mm512_xor_si512(bits, sign), _mm512_cmp_ps_mask(score, score, _CMP_UNORD_Q), _mm512_set1_epi32(kLowest));
     const __mmask16 taken = _mm512_mask_cmpgt_epu32_mask(valid, key, threshold);
     if (!taken) continue;
-    _mm512_mask_compressstoreu_epi32(c.keys.data() + c.count, taken, key);
-    _mm512_mask_compressstoreu_epi32(c.indices.data() + c.count, taken,
-                                     _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first + i))));
-    c.count += __builtin_popcount(taken);
+    const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(i)));
+    _mm512_storeu_si512(keys + count, _mm512_maskz_compress_epi32(taken, key));  // the list has room for a whole block
+    _mm512_storeu_si512(indices + count, _mm512_maskz_compress_epi32(taken, index));
+    count += __builtin_popcount(taken);
   }
+  c.count = count;
+  return std::min(i, n);
 }
 
 #else
 
-inline void append(Candidates& c, const float* scores, int64_t first, int n) {
-  uint32_t keys[kBlock], top = 0;
-  for (int i = 0; i < n; ++i) {
-    keys[i] = order(scores[i]);
-    top = std::max(top, keys[i]);
+[[gnu::noinline]] int64_t scan(Candidates& c, const float* scores, int64_t begin, int64_t n, int64_t capacity) {
+  uint32_t* keys = c.keys.data();
+  int32_t* indices = c.indices.data();
+  int64_t count = c.count, i = begin;
+  for (; i < n && count <= capacity; i += kBlock) {
+    const int size = static_cast<int>(std::min<int64_t>(kBlock, n - i));
+    uint32_t block[kBlock], top = 0;
+    for (int j = 0; j < size; ++j) {
+      block[j] = order(scores[i + j]);
+      top = std::max(top, block[j]);
+    }
+    if (top <= c.threshold) continue;
+    for (int j = 0; j < size; ++j) {
+      if (block[j] <= c.threshold) continue;
+      keys[count] = block[j];
+      indices[count++] = static_cast<int32_t>(i) + j;
+    }
   }
-  if (top <= c.threshold) return;
-  for (int i = 0; i < n; ++i) {
-    if (keys[i] <= c.threshold) continue;
-    c.keys[static_cast<size_t>(c.count)] = keys[i];
-    c.indices[static_cast<size_t>(c.count++)] = static_cast<int32_t>(first) + i;
-  }
+  c.count = count;
+  return std::min(i, n);
 }
 
 #endif
@@ -129,8 +143,8 @@ inline int64_t keep(Candidates& c, uint32_t bound, int64_t equal) {
     if (equal < 16) same = _pdep_u32((1u << equal) - 1, same);  // the first ones
     equal -= __builtin_popcount(same);
     const auto taken = static_cast<__mmask16>(_mm512_mask_cmpgt_epu32_mask(valid, key, limit) | same);
-    _mm512_mask_compressstoreu_epi32(keys + kept, taken, key);
-    _mm512_mask_compressstoreu_epi32(indices + kept, taken, index);
+    _mm512_storeu_si512(keys + kept, _mm512_maskz_compress_epi32(taken, key));  // up to i + 16, which is read
+    _mm512_storeu_si512(indices + kept, _mm512_maskz_compress_epi32(taken, index));
     kept += __builtin_popcount(taken);
   }
   return kept;
@@ -164,7 +178,7 @@ void cut(Candidates& c, int64_t k) {
 }
 
 // A number that at least k of the scores reach: the k-th largest maximum of 4k groups
-uint32_t lower_bound(const float* scores, int64_t n, int64_t k) {
+[[gnu::noinline]] uint32_t lower_bound(const float* scores, int64_t n, int64_t k) {
   static thread_local std::vector<float> best;
   static thread_local std::vector<uint32_t> keys;
   const int64_t groups = 4 * k;
@@ -190,8 +204,8 @@ int64_t select_top(const float* scores, int64_t n, int64_t k, int32_t* out) {
   const int64_t capacity = std::max<int64_t>(4 * k, 1024);
   c.reset(capacity);
   if (n >= 8 * k) c.threshold = lower_bound(scores, n, k) - 1;
-  for (int64_t i = 0; i < n; i += kBlock) {
-    append(c, scores + i, i, static_cast<int>(std::min<int64_t>(kBlock, n - i)));
+  for (int64_t i = 0; i < n;) {
+    i = scan(c, scores, i, n, capacity);
     if (c.count > capacity) cut(c, k);
   }
   if (c.count > k) cut(c, k);
