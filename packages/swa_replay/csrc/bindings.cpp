@@ -18,7 +18,7 @@ namespace {
 void window_attention(uintptr_t q, uintptr_t new_rows, uintptr_t ring, uintptr_t ring_slot, uintptr_t cu_seqlens,
                       uintptr_t start_pos, uintptr_t lower, uintptr_t sink, uintptr_t rope, uintptr_t out, int64_t rows,
                       int64_t heads, int64_t dim, int64_t batch, int64_t slots, int64_t ring_rows, int64_t window,
-                      int64_t rope_dim, float scale, bool packed) {
+                      int64_t rope_dim, float scale, bool packed, bool block) {
   AttentionArgs a{};
   a.q = pointer<const float>(q);
   a.out = pointer<float>(out);
@@ -31,7 +31,7 @@ void window_attention(uintptr_t q, uintptr_t new_rows, uintptr_t ring, uintptr_t
   a.slots = slots, a.ring_rows = ring_rows;
   a.ring_slot = pointer<const int32_t>(ring_slot);
   a.lower = pointer<const int64_t>(lower);
-  a.window = window;
+  a.window = window, a.block = block;
   a.sink = pointer<const float>(sink);
   a.rope = pointer<const float>(rope);
   a.rope_dim = rope_dim, a.scale = scale;

@@ -94,6 +94,34 @@ def test_rows_do_not_depend_on_the_cut(window_case, isa, packed):
 
 
 @pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("shape", [NANO, {**MINI, "heads": 64}, {**NANO, "heads": 17, "window": 1}])
+def test_block_rows_see_each_other(window_case, isa, packed, shape):
+    """Draft blocks: all new rows of the request and the window before them, for every row alike."""
+    window = shape["window"]
+    case = window_case([5, 0, 1, 5, 7], [300, 4, 0, 3, max(0, window - 2)], lower=[290, 0, 0, 1, 0], packed=packed, **shape)
+    with limit_isa(isa):
+        actual = attend(case, block=True)
+        torch.testing.assert_close(actual, reference(case, block=True), atol=4e-6, rtol=1e-5)
+        # the same query and angles at another place of its block: the same bits
+        for name in ("q", "rope"):
+            case[name][4] = case[name][0]
+        twins = attend(case, block=True)
+        assert torch.equal(twins[0], twins[4]) and torch.equal(twins[0], actual[0])
+        # a block of one row is the causal case with one more position of history
+        one = select(case, [2])
+        wider = window_case([1], [0], packed=packed, **{**shape, "window": window + 1})
+        wider.update({k: one[k] for k in ("q", "new_rows", "rope", "start_pos", "lower")}, sink=case["sink"])
+        ring = torch.zeros_like(wider["ring"][:1])
+        for key in range(max(0, int(one["start_pos"][0]) - window), int(one["start_pos"][0])):
+            ring[0, key % ring.shape[1]] = one["ring"][0, key % one["ring"].shape[1]]
+        if int(one["lower"][0]) > int(one["start_pos"][0]) - window:  # all of it is in the ring
+            ring_slot = torch.zeros(1).int()
+            causal = attend(wider, ring=ring, ring_slot=ring_slot, cu_seqlens=torch.tensor([0, 1]).int())
+            assert torch.equal(attend(one, block=True), causal)
+
+
+@pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("shape", [NANO, MINI])
 def test_chunks_and_tokens_agree(window_case, isa, shape):
     """Prefill in chunks of any size, longer than the ring too, equals token by token, bit by bit."""

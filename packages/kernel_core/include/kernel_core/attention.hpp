@@ -18,7 +18,7 @@ class TileAttention {
  public:
   // One tile, row by row; window rows are decoded when the first row of the tile meets them.
   void run(const AttentionArgs& a, const Tile& tile) {
-    const int64_t first = position(a, tile, tile.row), last = first + tile.count - 1;
+    const int64_t first = position(a, tile, tile.row), last = window_last(a, tile.request, first + tile.count - 1);
     origin_ = std::min(window_begin(a, tile.request, first), last + 1);
     decoded_ = origin_;
     if (a.packed) window_.reserve((last + 1 - origin_) * a.dim);
@@ -41,7 +41,8 @@ class TileAttention {
   void attend_row(const AttentionArgs& a, const Tile& tile, int64_t row) {
     const int64_t heads = tile.head_end - tile.head_begin, dim = a.dim;
     const int64_t p = position(a, tile, row), begin = window_begin(a, tile.request, p);
-    const int64_t in_window = std::max<int64_t>(0, p - begin + 1), most = in_window + a.selected;
+    const int64_t last = window_last(a, tile.request, p);
+    const int64_t in_window = std::max<int64_t>(0, last - begin + 1), most = in_window + a.selected;
     const int64_t stride = (most + 15) / 16 * 16;
     const float** keys = keys_.reserve(most + kKeyBlock);
     float* scores = scores_.reserve(heads * (stride + 1));

@@ -49,7 +49,7 @@ class AmxTileAttention {
   // Several rows share the window, so its blocks are decoded once and kept. A lone row decodes them as it goes.
   void decode_window(const AttentionArgs& a, const Tile& tile) {
     const int64_t first = position(a, tile, tile.row);
-    last_ = first + tile.count - 1;
+    last_ = window_last(a, tile.request, first + tile.count - 1);
     begin_ = window_begin(a, tile.request, first);
     first_block_ = begin_ / kBlockKeys;
     const int64_t blocks = begin_ > last_ ? 0 : last_ / kBlockKeys - first_block_ + 1, words = block_words(dim_);
@@ -66,8 +66,8 @@ class AmxTileAttention {
 
   void attend_row(const AttentionArgs& a, const Tile& tile, int64_t row) {
     const int64_t p = position(a, tile, row), begin = window_begin(a, tile.request, p);
-    const int64_t in_window = std::max<int64_t>(0, p - begin + 1);
-    const int64_t window_blocks = in_window > 0 ? p / kBlockKeys - begin / kBlockKeys + 1 : 0;
+    const int64_t last = window_last(a, tile.request, p), in_window = std::max<int64_t>(0, last - begin + 1);
+    const int64_t window_blocks = in_window > 0 ? last / kBlockKeys - begin / kBlockKeys + 1 : 0;
     list_selected(a, tile.request, row);
     fetch_selected(a, 0);
     const int64_t selected = static_cast<int64_t>(rows_.size());

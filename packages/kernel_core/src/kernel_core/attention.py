@@ -30,17 +30,26 @@ def window_keys(
     start_pos: torch.Tensor,
     lower: torch.Tensor,
     window: int,
+    block: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Window keys of every row: float32 [T, window, D] by position (zeros where none), and bool [T, window]."""
+    """Window keys of every row: float32 [T, n, D] by position (zeros where none), and bool [T, n].
+
+    The last `window` positions of each row, or with `block` all new rows of its request and `window` before them.
+    """
     request, position = row_requests(cu_seqlens, start_pos)
-    history = start_pos[:, None] - torch.arange(window - 1, 0, -1)  # the positions before a chunk: [B, window - 1]
+    reach = window if block else window - 1
+    history = start_pos[:, None] - torch.arange(reach, 0, -1)  # the positions before a chunk: [B, reach]
     slot = ring_slot.long().clamp(0, ring.shape[0] - 1)  # a request without rows may hold anything
     kept = _dequantise(ring[slot[:, None], history.remainder(ring.shape[1])])
     pool = torch.cat((kept.flatten(0, 1), _dequantise(new_rows)))
-    key = position[:, None] - torch.arange(window - 1, -1, -1)
     start = start_pos[request][:, None]
-    seen = (key >= 0) & (key >= lower[request][:, None])
-    from_ring = request[:, None] * (window - 1) + key - (start - (window - 1))
+    end = start + (cu_seqlens[1:] - cu_seqlens[:-1])[request][:, None]
+    if block:
+        key = start + torch.arange(-window, int((end - start).max()))
+    else:
+        key = position[:, None] - torch.arange(window - 1, -1, -1)
+    seen = (key >= 0) & (key >= lower[request][:, None]) & (key < end)
+    from_ring = request[:, None] * reach + key - (start - reach)
     from_new = history.numel() + cu_seqlens.long()[request][:, None] + key - start
     source = torch.where(key < start, from_ring, from_new).masked_fill(~seen, 0)
     return pool[source].masked_fill(~seen[..., None], 0.0), seen

@@ -32,6 +32,7 @@ def window_attention(
     rope: torch.Tensor,
     scale: float,
     *,
+    block: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each row over the last `window` positions, all heads sharing one latent key.
@@ -45,6 +46,9 @@ def window_attention(
 
     A row's result depends on nothing but its own keys: not on other rows, the cut into steps, or the threads.
 
+    With `block`, as a draft stage needs it (model.md 9.1), every row of a request sees all of the request's new rows,
+    later ones too, and the `window` positions before the first of them.
+
     Args:
         q: float32 [T, H, D], rotated; D a multiple of 32.
         new_rows: uint8 [T, D + D/32] (E4M3 codes, then UE8M0 scales), or float32 [T, D]: this step's rows.
@@ -57,6 +61,7 @@ def window_attention(
         sink: float32 [H], logits that are not scaled; infinite ones are defined (-inf adds nothing, +inf gives zeros).
         rope: float32 [T, rope_dim], cosines, then sines.
         scale: factor of the scores, 1/sqrt(D) for the model.
+        block: rows of a request see each other in both directions.
         out: float32 [T, H, D] to write to; must not overlap q.
 
     Returns:
@@ -96,7 +101,7 @@ def window_attention(
         _require(("out", out, _F32, (rows, heads, dim)))
     if use_reference():
         result = reference.window_attention(
-            q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, scale
+            q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, scale, block=block
         )
         return result if out is None else out.copy_(result)
     if q.device.type != "cpu":
@@ -124,6 +129,7 @@ def window_attention(
         rope_dim,
         scale,
         packed,
+        block,
     )
     return out
 
@@ -187,9 +193,9 @@ def store_window(
 register_op(
     "swa_replay",
     "window_attention(Tensor q, Tensor new_rows, Tensor ring, Tensor ring_slot, Tensor cu_seqlens, Tensor start_pos, "
-    "Tensor lower, int window, Tensor sink, Tensor rope, float scale) -> Tensor",
+    "Tensor lower, int window, Tensor sink, Tensor rope, float scale, *, bool block=False) -> Tensor",
     window_attention,
-    lambda q, *_: torch.empty_like(q),
+    lambda q, *_, **__: torch.empty_like(q),
 )
 register_op(
     "swa_replay",

@@ -19,11 +19,13 @@ def window_attention(
     sink: torch.Tensor,
     rope: torch.Tensor,
     scale: float,
+    *,
+    block: bool = False,
 ) -> torch.Tensor:
     """`swa_replay.window_attention`."""
     if q.shape[0] == 0:
         return torch.empty_like(q)
-    keys, seen = window_keys(new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window)
+    keys, seen = window_keys(new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, block)
     return attend(q, keys, seen, sink, rope, scale)
 
 

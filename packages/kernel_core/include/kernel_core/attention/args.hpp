@@ -29,6 +29,7 @@ struct AttentionArgs {
   const int32_t* ring_slot;
   const int64_t* lower;
   int64_t window;
+  bool block;  // a row sees all new rows of its request, later ones too, and `window` positions before the first
 
   // selected keys: compressed positions, -1 selects nothing
   const int32_t* indices;  // [rows, selected]

@@ -19,9 +19,13 @@ struct Tile {
   int64_t head_begin, head_end;  // a share of the heads
 };
 
-// The window keys of the row at `position` are [first, position]; first > position means none.
+// The window keys of the row at `position` are [window_begin, window_last]; begin above last means none.
 inline int64_t window_begin(const AttentionArgs& a, int64_t request, int64_t position) {
-  return std::max<int64_t>({0, a.lower[request], position - a.window + 1});
+  const int64_t reach = a.block ? a.start_pos[request] - a.window : position - a.window + 1;
+  return std::max<int64_t>({0, a.lower[request], reach});
+}
+inline int64_t window_last(const AttentionArgs& a, int64_t request, int64_t position) {
+  return a.block ? a.start_pos[request] + a.cu_seqlens[request + 1] - a.cu_seqlens[request] - 1 : position;
 }
 
 inline const uint8_t* window_row(const AttentionArgs& a, int64_t request, int64_t position) {
