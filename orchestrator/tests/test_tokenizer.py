@@ -89,7 +89,7 @@ def test_unknown_size_is_refused_before_writing(tmp_path):
 
 
 def test_errors_name_the_file_and_the_next_step(tmp_path):
-    with pytest.raises(FileNotFoundError, match="fathom init"):
+    with pytest.raises(FileNotFoundError, match="copy the tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json"):

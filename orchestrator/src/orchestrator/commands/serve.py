@@ -63,9 +63,15 @@ def serve(options: ServeOptions) -> int:
             max_waiting=options.max_requests,
             num_blocks=options.num_blocks,
             max_model_len=options.max_context,
+            max_step_tokens=max(EngineConfig.max_step_tokens, options.max_num_seqs),
             dense=dense,  # type: ignore[arg-type]
         )
-        engine = Engine(load_model(folder, dense=config.dense), tokenizer, config)
+        model = load_model(folder, dense=config.dense)
+        try:
+            config.context(model.config)
+        except ValueError as error:
+            raise UsageError(f"--max-context: {str(error).removeprefix('max_model_len: ')}") from None
+        engine = Engine(model, tokenizer, config)
         # The small models never learnt to close their reasoning, so they answer without unless told otherwise.
         large = tokenizer.vocab_size > 100_000
         thinking = options.thinking if options.thinking is not None else large
@@ -124,7 +130,7 @@ def _settings(options: ServeOptions, *, name: str, max_context: int, thinking: b
         check_bind(settings)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        where = "-".join(str(part) for part in first["loc"]).replace("_", "-").replace("api-keys", "api-key-file")
         raise UsageError(f"--{where}: {first['msg']}") from None
     except ValueError as error:
         raise UsageError(f"--{error}") from None

@@ -124,7 +124,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: not found; `fathom init NAME {path}` writes a model with its tokenizer")
+        raise FileNotFoundError(f"{file}: not found; copy the tokenizer.json that belongs to these weights there")
     return Tokenizer(file.read_text(encoding="utf-8"))
 
 

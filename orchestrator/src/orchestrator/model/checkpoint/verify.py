@@ -11,6 +11,7 @@ from orchestrator.model.checkpoint.assemble import NAN_SCALE
 from orchestrator.model.checkpoint.checks import check_tensors
 from orchestrator.model.checkpoint.errors import CheckpointError
 from orchestrator.model.checkpoint.reader import Checkpoint
+from orchestrator.model.engram_tables import check_engram_rows
 
 _PIECE_BYTES = 64 << 20
 
@@ -22,6 +23,7 @@ def verify_checkpoint(path: str | Path, progress: Callable[[str], None] | None =
     """
     checkpoint = Checkpoint(path)
     check_tensors(checkpoint.config, checkpoint.entries, checkpoint.folder)
+    check_engram_rows(checkpoint.config)
     total = 0
     for name, entry in checkpoint.entries.items():
         if progress is not None:
