@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,9 +18,12 @@ from orchestrator.model.weights import Layer
 
 @dataclass
 class Selection:
-    """Top-k compressed positions (int32 [T, k]) and, in the decoder, the candidate blocks (int32 [T, C])."""
+    """Top-k compressed positions (int32 [T, k]) and, in the decoder, the candidate blocks (int32 [T, C]).
 
-    indices: torch.Tensor | None = None
+    Filled by the first layer that selects; every layer that reads compressed rows stands at or above one.
+    """
+
+    indices: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int32))
     candidates: torch.Tensor | None = None
 
 
@@ -117,7 +120,7 @@ class Attention:
                 self._select(x, c_q, rows, batch, pool, rope, selection)
                 if recorder is not None:
                     recorder.add(f"topk/{self.layer}", selection.indices, rows.positions, rows.owner)
-                    if self.layer == config.candidate_source_layer_id:
+                    if self.layer == config.candidate_source_layer_id and selection.candidates is not None:
                         recorder.add(f"candidates/{self.layer}", selection.candidates, rows.positions, rows.owner)
             out = mla_fp4.sparse_attention(
                 q,
