@@ -69,7 +69,8 @@ class Engine:
             self.config.chunk_tokens,
         )
         self.runner = Runner(model, self.cache)
-        self.sampler = Sampler(vocab, (model.config.eos_token_id,))
+        eos = {model.config.eos_token_id, *(() if tokenizer is None else tokenizer.eos_ids)}
+        self.sampler = Sampler(vocab, tuple(sorted(eos)))
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
         self.stats = EngineStats()
         self._sequences: dict[str, Sequence] = {}

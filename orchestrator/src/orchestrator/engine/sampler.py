@@ -29,6 +29,8 @@ class Sampler:
     def __init__(self, vocab_size: int, eos: tuple[int, ...]) -> None:
         self.eos = eos
         self._mask_width = -(-vocab_size // 32)
+        self._batch: list[Sequence] = []
+        self._settings: tuple[torch.Tensor | None, ...] = ()
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Sample]:
@@ -40,22 +42,26 @@ class Sampler:
         errors = self._constrain(logits, sequences)
         self._hold_ends(logits, sequences)
         alternatives = self._alternatives(logits, sequences)
-        params = [s.params for s in sequences]
-        top_k = None
-        if any(p.top_k for p in params):
-            top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32)
-        tokens, logprobs = dspark_kernels.sample(
-            logits,
-            torch.tensor([p.temperature for p in params], dtype=torch.float32),
-            torch.tensor([max(p.top_p, _LEAST_TOP_P) for p in params], dtype=torch.float32),
-            top_k,
-            torch.tensor([s.seed for s in sequences], dtype=torch.int64),
-            torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64),
-        )
+        temperature, top_p, top_k, seeds = self._settings_of(sequences)
+        positions = torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64)
+        tokens, logprobs = dspark_kernels.sample(logits, temperature, top_p, top_k, seeds, positions)
         return [
             Sample(token, logprob, alternatives.get(i, ()), errors.get(i) or (_NO_DISTRIBUTION if token < 0 else None))
             for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
         ]
+
+    def _settings_of(self, sequences: list[Sequence]) -> tuple[torch.Tensor | None, ...]:
+        """Temperature, top-p, top-k (None if all are off) and seed of each row; kept while the batch stays the same."""
+        if sequences != self._batch:
+            params = [s.params for s in sequences]
+            self._settings = (
+                torch.tensor([p.temperature for p in params], dtype=torch.float32),
+                torch.tensor([max(p.top_p, _LEAST_TOP_P) for p in params], dtype=torch.float32),
+                torch.tensor([p.top_k for p in params], dtype=torch.int32) if any(p.top_k for p in params) else None,
+                torch.tensor([s.seed for s in sequences], dtype=torch.int64),
+            )
+            self._batch = sequences
+        return self._settings
 
     def _constrain(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, str]:
         """Mask what grammars forbid. Returns row -> error where a grammar gave up."""
