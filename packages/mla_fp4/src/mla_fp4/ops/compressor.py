@@ -21,6 +21,8 @@ def compress(
 ) -> torch.Tensor:
     """Pool token pairs (2j, 2j+1) into one latent row each; keep the newest rows for the next step.
 
+    Formula: docs/model.md, Compressor.
+
     For every row at an odd position p, per channel: softmax over (gate[p-1], gate[p]) weighs (kv[p-1], kv[p]). A
     partner of an earlier step comes from the tail, a ring addressed by position, so that rows of rejected drafts
     are overwritten when their positions are computed again. A ring of R rows allows going back by R - 1 positions.
@@ -44,7 +46,8 @@ def compress(
     rows, d = kv.shape
     check.tensor("gate", gate, dtype=_F32, shape=(rows, d))
     check.tensor("tail", tail, dtype=_F32, shape=(None, None, 2, d))
-    check.require(tail.shape[1] > 0, "tail", list(tail.shape), "at least one row a slot")
+    if tail.shape[1] == 0:
+        check.require(False, "tail", list(tail.shape), "at least one row a slot")
     check.tensor("start_pos", start_pos, dtype=torch.int64, shape=(None,))
     batch = start_pos.shape[0]
     check.tensor("tail_slot", tail_slot, dtype=torch.int32, shape=(batch,))

@@ -15,11 +15,13 @@ _EXISTS = "cpu, and the reference through kernel_core.using('reference')"
 def _check(q, head_weights, pages, rows_per_block, block_table, cu_seqlens, visible) -> None:
     check.tensor("q", q, dtype=_F32, shape=(None, None, None))
     rows, heads, dim = q.shape
-    check.require(heads > 0, "q", f"{heads} heads", "at least one")
+    if heads == 0:
+        check.require(False, "q", "0 heads", "at least one")
     check.tensor("head_weights", head_weights, dtype=_F32, shape=(rows, heads))
     check.require(rows_per_block > 0, "rows_per_block", rows_per_block, "a positive number")
     if pages.dtype == torch.uint8:
-        check.require(dim > 0 and dim % 32 == 0, "q", f"{dim} channels", "a multiple of 32 for packed pages")
+        if dim == 0 or dim % 32:
+            check.require(False, "q", f"{dim} channels", "a multiple of 32 for packed pages")
         check.tensor("pages", pages, dtype=torch.uint8, shape=(None, rows_per_block * (dim // 2 + dim // 32)))
     else:
         check.tensor("pages", pages, dtype=(torch.uint8, _F32), shape=(None, rows_per_block, dim))
@@ -64,6 +66,8 @@ def index_topk(
     publish_blocks: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The k best compressed positions of every row, and optionally the best blocks of positions.
+
+    Formula: docs/model.md, Indexer and Candidate blocks.
 
     score(j) = Σ_h head_weights[h] · relu(q_h · key_j), kept in float32. Over packed pages the queries are rounded to
     MXFP4 first, by the rule of the keys. Ties go to the lower position. A NaN score ranks as -inf, so it is chosen

@@ -21,7 +21,8 @@ def check_norm_rope(
     if rope is not None:
         check.tensor("rope", rope, dtype=_F32, shape=(x.shape[0], None))
         rope_dim = rope.shape[1]
-        check.require(rope_dim % 2 == 0 and rope_dim <= d, "rope", f"{rope_dim} channels", f"an even number up to {d}")
+        if rope_dim % 2 or rope_dim > d:
+            check.require(False, "rope", f"{rope_dim} channels", f"an even number up to {d}")
 
 
 def norm_rope(
@@ -34,6 +35,8 @@ def norm_rope(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm over the last dimension, then RoPE on its last channels.
+
+    Formula: docs/model.md, Rotary angles.
 
     y = x / sqrt(mean(x²) + eps) · weight in float32. Adjacent pairs (a, b) of the last `rope_dim` channels turn to
     (a·cos - b·sin, a·sin + b·cos); `inverse` turns back. A row of zeros stays zero for every eps > 0.
@@ -54,7 +57,8 @@ def norm_rope(
         NotImplementedError: the tensors' device has no implementation.
     """
     check.tensor("x", x, dtype=_F32)
-    check.require(x.dim() >= 2, "x", f"{x.dim()} dimensions", "at least 2")
+    if x.dim() < 2:
+        check.require(False, "x", f"{x.dim()} dimensions", "at least 2")
     d = x.shape[-1]
     check_norm_rope(x, weight, eps, rope, d)
     if out is not None:
@@ -66,15 +70,15 @@ def norm_rope(
         raise unsupported("mla_fp4.norm_rope", x, "cpu, and the reference through kernel_core.using('reference')")
     if out is None:
         out = torch.empty_like(x)
-    rows = x.shape[0]
-    if x.numel():
+    rows, size = x.shape[0], x.numel()
+    if size:
         native.norm_rope(
             x.data_ptr(),
             0 if weight is None else weight.data_ptr(),
             0 if rope is None else rope.data_ptr(),
             out.data_ptr(),
             rows,
-            x.numel() // (rows * d),
+            size // (rows * d),
             d,
             0 if rope is None else rope.shape[1],
             eps,

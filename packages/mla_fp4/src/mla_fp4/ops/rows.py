@@ -33,6 +33,8 @@ def kv_rows(
 ) -> torch.Tensor:
     """RMSNorm, RoPE and quantisation of cache rows in one pass.
 
+    Formula: docs/model.md, Cache rows.
+
     Formats (values, then scales, row-contiguous): "main" E2M1 with an E4M3 scale for 16 values, D/2 + D/16 bytes;
     "window" E4M3 with a UE8M0 scale for 32, D + D/32 bytes; "index" E2M1 with a UE8M0 scale for 32, D/2 + D/32
     bytes. Rotated channels are quantised like the others. The rules are those of `kernel_core.formats`.
@@ -56,8 +58,8 @@ def kv_rows(
     if format not in _FORMATS:
         raise ValueError(f"format: got {format!r}, allowed are 'main', 'window' and 'index'")
     number, group, row_bytes = _FORMATS[format]
-    if quantize:
-        check.require(d > 0 and d % group == 0, "x", f"{d} channels", f"a multiple of {group} for format '{format}'")
+    if quantize and (d == 0 or d % group):
+        check.require(False, "x", f"{d} channels", f"a multiple of {group} for format '{format}'")
     check_norm_rope(x, weight, eps, rope, d)
     if use_reference():
         return reference.kv_rows(x, weight, eps, rope, format=format, quantize=quantize, round_bf16=round_bf16)
@@ -123,7 +125,8 @@ def store_index(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, ro
     if rows.dtype == _F32:
         check.tensor("pages", pages, dtype=_F32, shape=(None, rows_per_block, width))
         return store_main(rows, pages, slots)
-    check.require(width > 0 and width % 17 == 0, "rows", f"{width} bytes a row", "a multiple of 17 bytes")
+    if width == 0 or width % 17:
+        check.require(False, "rows", f"{width} bytes a row", "a multiple of 17 bytes")
     check.tensor("pages", pages, dtype=torch.uint8, shape=(None, rows_per_block * width))
     check.tensor("slots", slots, dtype=torch.int64, shape=(count,))
     if use_reference():
