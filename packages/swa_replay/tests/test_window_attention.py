@@ -99,7 +99,9 @@ def test_rows_do_not_depend_on_the_cut(window_case, isa, packed):
 def test_block_rows_see_each_other(window_case, isa, packed, shape):
     """Draft blocks: all new rows of the request and the window before them, for every row alike."""
     window = shape["window"]
-    case = window_case([5, 0, 1, 5, 7], [300, 4, 0, 3, max(0, window - 2)], lower=[290, 0, 0, 1, 0], packed=packed, **shape)
+    case = window_case(
+        [5, 0, 1, 5, 7], [300, 4, 0, 3, max(0, window - 2)], lower=[290, 0, 0, 1, 0], packed=packed, **shape
+    )
     with limit_isa(isa):
         actual = attend(case, block=True)
         torch.testing.assert_close(actual, reference(case, block=True), atol=4e-6, rtol=1e-5)
