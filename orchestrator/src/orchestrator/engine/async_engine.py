@@ -138,11 +138,8 @@ class AsyncEngine:
             handed_over = True
         finally:
             if not handed_over:
-                self._arrived()
-
-    def _arrived(self) -> None:
-        with self._wake:
-            self._arriving = max(0, self._arriving - 1)
+                with self._wake:
+                    self._arriving = max(0, self._arriving - 1)
 
     def _tell(self, command: Callable[[], None]) -> None:
         """Have the engine thread do something before its next step."""
@@ -186,16 +183,16 @@ class AsyncEngine:
         return True
 
     def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, matcher: Matcher | None) -> None:
-        try:
+        with self._wake:  # so that nobody sees the request counted twice, or not at all
+            self._arriving -= 1
             if stream.aborted:
                 self._send([(stream, Finished(stream.request_id, "abort", prompt_tokens=len(prompt)))])
                 return
-            self.engine.add(stream.request_id, prompt, params, matcher=matcher)
-            self._streams[stream.request_id] = stream
-        except (ValueError, EngineFull) as error:
-            self._send([(stream, error)])
-        finally:
-            self._arrived()
+            try:
+                self.engine.add(stream.request_id, prompt, params, matcher=matcher)
+                self._streams[stream.request_id] = stream
+            except (ValueError, EngineFull) as error:
+                self._send([(stream, error)])
 
     def _abort(self, stream: _Stream) -> None:
         if self._streams.get(stream.request_id) is stream:
