@@ -12,7 +12,9 @@ namespace kernel_core {
 // where waking the others would cost more than the work.
 template <typename F>
 inline void parallel_for(int64_t n, int64_t cost, F&& f) {
-  constexpr int64_t kWorthAThread = 1 << 15;
+  // Some tens of microseconds: on a machine with other work a barrier may cost milliseconds, and a decode step has
+  // hundreds of small calls.
+  constexpr int64_t kWorthAThread = 1 << 18;
   const int64_t want = std::max<int64_t>(1, n * cost / kWorthAThread);
   const int threads = static_cast<int>(std::min<int64_t>({want, n, omp_get_max_threads()}));
   if (threads <= 1 || omp_in_parallel()) {
