@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ def serve(options: ServeOptions) -> int:
         thinking = options.thinking if options.thinking is not None else large
         name = options.name or folder.resolve().name
         settings = _settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
+        gc.collect()
+        gc.freeze()  # the model lives as long as the process: no collection needs to walk it between steps
         running = AsyncEngine(engine)
         try:
             app = create_app(running, tokenizer, settings, grammars=engine.grammars)

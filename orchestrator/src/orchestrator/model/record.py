@@ -1,7 +1,7 @@
 """What a judge needs to see of a forward pass: cache bytes and every discrete choice.
 
-Keys are `kind/layer` (and `tokens`, `logits`); each comes with `kind/layer/positions`, except global rows, which stand in group
-order. Rows of several steps are joined by `export`. One recorder follows one request.
+Keys are `kind/layer`, `tokens` and `logits`; each comes with its positions as `key/positions`. Rows of several steps
+are joined by `export`. One recorder follows one request.
 """
 
 from __future__ import annotations
