@@ -266,8 +266,7 @@ def test_bad_arguments(weights):
     x = weights.normal(4, 64)
     ids, gate = weights.routing(4, 3, 2)
     w13, s13, w2, s2 = layer.packed
-    shared = layer.shared
-    out = torch.full((4, 64), 7.0)
+    shared, out = layer.shared, torch.full((4, 64), 7.0)
     too_big, too_small = ids.clone(), ids.clone()
     too_big[2, 1], too_small[0, 0] = 3, -2
     cases = [
@@ -287,8 +286,7 @@ def test_bad_arguments(weights):
         ("limit", dict(limit=0.0)),
         ("limit", dict(limit=float("nan"))),
         ("out", dict(out=torch.empty(4, 32))),
-        ("shared.w13", dict(shared=mega_moe.SharedExpert(shared.w2, shared.s13, shared.w2, shared.s2))),
-        ("shared.s2", dict(shared=mega_moe.SharedExpert(shared.w13, shared.s13, shared.w2, shared.s2.float()))),
+        ("shared.w2", dict(shared=weights.shared(96, 32))),
     ]
     for backend in ("native", "reference"):
         for argument, change in cases:
@@ -297,6 +295,22 @@ def test_bad_arguments(weights):
             with kernel_core.using(backend), pytest.raises(ValueError, match=rf"^{argument}: got .*allowed is"):
                 mega_moe.fused_experts(*positional, **given)
     assert (out == 7.0).all()
+
+
+def test_shared_expert_checks_itself(weights):
+    good = weights.shared(64, 32)
+    cases = [
+        ("shared.w13", dict(w13=good.w13.view(torch.uint8))),
+        ("shared.w13", dict(w13=good.w13[:32])),
+        ("shared.w13", dict(w13=good.w13[:, :16].contiguous())),
+        ("shared.s13", dict(s13=good.s13.float())),
+        ("shared.w2", dict(w2=good.w2.T)),
+        ("shared.s2", dict(s2=good.s13)),
+    ]
+    for argument, change in cases:
+        given = dict(w13=good.w13, s13=good.s13, w2=good.w2, s2=good.s2) | change
+        with pytest.raises(ValueError, match=rf"^{argument}: got .*allowed is"):
+            mega_moe.SharedExpert(**given)
 
 
 def test_registered_op(weights):

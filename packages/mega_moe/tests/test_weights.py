@@ -49,3 +49,11 @@ def test_stack_experts_refuses_what_does_not_fit(weights):
         mega_moe.stack_experts([(w1, s1, w2, s2, w1, s1), (w1[:16], s1, w2, s2, w1, s1)])
     with pytest.raises(ValueError, match=r"^experts\[0\]: got w1"):
         mega_moe.stack_experts([(w1, s1, w2, s2, w1[:16], s1)])
+
+
+def test_huge_pages_leave_contents_alone(weights):
+    large, small = weights.bytes(6 << 20), weights.bytes(100)
+    before, address = large.clone(), large.data_ptr()
+    agreed = mega_moe.advise_huge_pages(large, small, torch.empty(8 << 20, device="meta"))
+    assert agreed % (1 << 21) == 0 and 0 <= agreed <= large.nbytes
+    assert torch.equal(large, before) and large.data_ptr() == address

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 import kernel_core
-from mega_moe import _native
+import mega_moe._native as _native
 
 native = kernel_core.register_native(_native)

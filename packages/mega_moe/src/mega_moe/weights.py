@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel_core.check import require
+from kernel_core.check import require, tensor
+from mega_moe.huge_pages import advise_huge_pages
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,33 @@ class SharedExpert:
 
     w13: float8_e4m3fn [2I, d], gate rows then up rows;  s13: uint8 [2I/32, d/32];
     w2:  float8_e4m3fn [d, I];  s2: uint8 [d/32, I/32].  d and I are multiples of 32.
+    Raises ValueError where they do not fit together, so that a call need not look again.
     """
 
     w13: torch.Tensor
     s13: torch.Tensor
     w2: torch.Tensor
     s2: torch.Tensor
+
+    def __post_init__(self) -> None:
+        tensor("shared.w13", self.w13, dtype=torch.float8_e4m3fn, shape=(None, None))
+        rows, d = self.w13.shape
+        inter = rows // 2
+        require(inter > 0 and rows % 64 == 0, "shared.w13", f"{rows} rows", "a positive multiple of 64")
+        require(d > 0 and d % 32 == 0, "shared.w13", f"{d} columns", "a positive multiple of 32")
+        tensor("shared.s13", self.s13, dtype=torch.uint8, shape=(rows // 32, d // 32))
+        tensor("shared.w2", self.w2, dtype=torch.float8_e4m3fn, shape=(d, inter))
+        tensor("shared.s2", self.s2, dtype=torch.uint8, shape=(d // 32, inter // 32))
+
+    def pointers(self) -> tuple[int, int, int, int, int]:
+        """Width I and the addresses of the four tensors."""
+        return (
+            self.w2.shape[1],
+            self.w13.data_ptr(),
+            self.s13.data_ptr(),
+            self.w2.data_ptr(),
+            self.s2.data_ptr(),
+        )
 
 
 def stack_experts(
@@ -46,6 +68,7 @@ def stack_experts(
     def stack(parts: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
         rows = sum(t.shape[0] for t in parts[0])
         out = torch.empty(len(parts), rows, parts[0][0].shape[1], dtype=torch.uint8)
+        advise_huge_pages(out)
         for target, tensors in zip(out, parts, strict=True):
             torch.cat([t.view(torch.uint8) for t in tensors], out=target)
         return out

@@ -10,6 +10,8 @@ from mega_moe import reference
 from mega_moe.native import native
 from mega_moe.weights import SharedExpert
 
+_NOTHING = (0, 0, 0, 0, 0)
+
 
 def fused_experts(
     x: torch.Tensor,
@@ -37,30 +39,18 @@ def fused_experts(
     depend on other rows, on its place, or on the thread count. Rows without experts are zero.
     Raises ValueError for wrong shapes, dtypes, strides or an id outside [-1, E), before anything is written.
     """
-    check.tensor("x", x, dtype=torch.float32, shape=(None, None))
+    # One cheap test for every call of every layer, and the full checks only where it fails.
+    if not _plain(x, ids, weights, w13, s13, w2, s2, limit, shared, out):
+        _explain(x, ids, weights, w13, s13, w2, s2, limit, shared, out)
     tokens, d = x.shape
-    check.tensor("ids", ids, dtype=torch.int32, shape=(tokens, None))
-    top_k = ids.shape[1]
-    check.tensor("weights", weights, dtype=torch.float32, shape=(tokens, top_k))
-    check.tensor("w13", w13, dtype=torch.uint8, shape=(None, None, d // 2))
     experts, rows, _ = w13.shape
-    inter = rows // 2
-    check.require(d > 0 and d % 32 == 0, "x", f"{d} columns", "a positive multiple of 32")
-    check.require(inter > 0 and rows % 64 == 0, "w13", f"{rows} rows", "a positive multiple of 64")
-    check.tensor("s13", s13, dtype=torch.uint8, shape=(experts, rows, d // 32))
-    check.tensor("w2", w2, dtype=torch.uint8, shape=(experts, d, inter // 2))
-    check.tensor("s2", s2, dtype=torch.uint8, shape=(experts, d, inter // 32))
-    shared_arguments = (0, 0, 0, 0, 0) if shared is None else _shared(shared, d)
-    check.require(limit > 0, "limit", limit, "a positive number")
     if out is None:
-        out = torch.empty((tokens, d), device=x.device)
-    else:
-        check.tensor("out", out, dtype=torch.float32, shape=(tokens, d))
+        out = torch.empty((tokens, d)) if x.is_cpu else torch.empty((tokens, d), device=x.device)
     if kernel_core.use_reference():
         low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (-1, -1)
         check.require(low >= -1 and high < experts, "ids", f"{low} to {high}", f"-1 or an expert below {experts}")
         return out.copy_(reference.fused_experts(x, ids, weights, w13, s13, w2, s2, limit=limit, shared=shared))
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         raise kernel_core.unsupported("mega_moe.fused_experts", x, "cpu")
     native.fused_experts(
         x.data_ptr(),
@@ -68,29 +58,64 @@ def fused_experts(
         weights.data_ptr(),
         out.data_ptr(),
         tokens,
-        top_k,
+        ids.shape[1],
         d,
-        inter,
+        rows // 2,
         experts,
         w13.data_ptr(),
         s13.data_ptr(),
         w2.data_ptr(),
         s2.data_ptr(),
-        *shared_arguments,
+        *(_NOTHING if shared is None else shared.pointers()),
         limit,
     )
     return out
 
 
-def _shared(shared: SharedExpert, d: int) -> tuple[int, int, int, int, int]:
-    check.tensor("shared.w13", shared.w13, dtype=torch.float8_e4m3fn, shape=(None, d))
-    rows = shared.w13.shape[0]
+def _plain(x, ids, weights, w13, s13, w2, s2, limit, shared, out) -> bool:
+    """Whether all arguments fit together."""
+    if x.dim() != 2 or ids.dim() != 2 or w13.dim() != 3:
+        return False
+    tokens, d = x.shape
+    experts, rows, _ = w13.shape
     inter = rows // 2
-    check.require(inter > 0 and rows % 64 == 0, "shared.w13", f"{rows} rows", "a positive multiple of 64")
-    check.tensor("shared.s13", shared.s13, dtype=torch.uint8, shape=(rows // 32, d // 32))
-    check.tensor("shared.w2", shared.w2, dtype=torch.float8_e4m3fn, shape=(d, inter))
-    check.tensor("shared.s2", shared.s2, dtype=torch.uint8, shape=(d // 32, inter // 32))
-    return (inter, shared.w13.data_ptr(), shared.s13.data_ptr(), shared.w2.data_ptr(), shared.s2.data_ptr())
+    for tensor, dtype, shape in (
+        (x, torch.float32, x.shape),
+        (ids, torch.int32, (tokens, ids.shape[1])),
+        (weights, torch.float32, ids.shape),
+        (w13, torch.uint8, (experts, rows, d // 2)),
+        (s13, torch.uint8, (experts, rows, d // 32)),
+        (w2, torch.uint8, (experts, d, inter // 2)),
+        (s2, torch.uint8, (experts, d, inter // 32)),
+    ):
+        if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous():
+            return False
+    if d <= 0 or d % 32 or inter <= 0 or rows % 64 or not limit > 0:
+        return False
+    if shared is not None and shared.w2.shape[0] != d:
+        return False
+    return out is None or (out.dtype is torch.float32 and out.shape == x.shape and out.is_contiguous())
+
+
+def _explain(x, ids, weights, w13, s13, w2, s2, limit, shared, out) -> None:
+    """Raise for the first argument that is wrong."""
+    check.tensor("x", x, dtype=torch.float32, shape=(None, None))
+    tokens, d = x.shape
+    check.require(d > 0 and d % 32 == 0, "x", f"{d} columns", "a positive multiple of 32")
+    check.tensor("ids", ids, dtype=torch.int32, shape=(tokens, None))
+    check.tensor("weights", weights, dtype=torch.float32, shape=(tokens, ids.shape[1]))
+    check.tensor("w13", w13, dtype=torch.uint8, shape=(None, None, d // 2))
+    experts, rows, _ = w13.shape
+    inter = rows // 2
+    check.require(inter > 0 and rows % 64 == 0, "w13", f"{rows} rows", "a positive multiple of 64")
+    check.tensor("s13", s13, dtype=torch.uint8, shape=(experts, rows, d // 32))
+    check.tensor("w2", w2, dtype=torch.uint8, shape=(experts, d, inter // 2))
+    check.tensor("s2", s2, dtype=torch.uint8, shape=(experts, d, inter // 32))
+    check.require(limit > 0, "limit", limit, "a positive number")
+    if shared is not None:
+        check.tensor("shared.w2", shared.w2, dtype=torch.float8_e4m3fn, shape=(d, None))
+    if out is not None:
+        check.tensor("out", out, dtype=torch.float32, shape=(tokens, d))
 
 
 kernel_core.register_op(

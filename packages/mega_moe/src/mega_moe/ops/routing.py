@@ -36,8 +36,9 @@ def route(
     check.tensor("bias", bias, dtype=torch.float32, shape=(experts,))
     check.require(1 <= top_k <= experts, "top_k", top_k, f"1 to the {experts} experts of logits")
     vl_pointer = image_pointer = 0
-    if bias_vl is not None or is_image is not None:
-        check.require(bias_vl is not None and is_image is not None, "bias_vl, is_image", "one of them", "both or none")
+    if bias_vl is None or is_image is None:
+        check.require(bias_vl is None and is_image is None, "bias_vl, is_image", "one of them", "both or none")
+    else:
         check.tensor("bias_vl", bias_vl, dtype=torch.float32, shape=(experts,))
         check.tensor("is_image", is_image, dtype=torch.bool, shape=(tokens,))
         vl_pointer, image_pointer = bias_vl.data_ptr(), is_image.data_ptr()
