@@ -1,5 +1,6 @@
 """torch.ops.mla_fp4: the same results through the dispatcher, shapes without data for the compiler."""
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -49,3 +50,23 @@ def test_fakes_give_shapes():
             9,
         )
         assert indices.shape == (4, 9) and blocks.shape == (4, 0)
+
+
+def test_other_devices_are_named(index_case):
+    x = torch.empty(2, 64, device="meta")
+    case = {name: value.to("meta") if torch.is_tensor(value) else value for name, value in index_case([1], [9]).items()}
+    pages, slots = torch.empty(1, 4, 64, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    tail, cu = torch.empty(1, 7, 2, 64, device="meta"), torch.empty(2, dtype=torch.int32, device="meta")
+    for op, call in {
+        "norm_rope": lambda: mla_fp4.norm_rope(x, None, 1e-6, None),
+        "kv_rows": lambda: mla_fp4.kv_rows(x, None, 1e-6, None),
+        "store_main": lambda: mla_fp4.store_main(x, pages, slots),
+        "store_index": lambda: mla_fp4.store_index(x, pages, slots, 4),
+        "compress": lambda: mla_fp4.compress(x, x, tail, cu[:1], cu, slots[:1]),
+        "index_topk": lambda: mla_fp4.index_topk(**case, k=4),
+        "index_scores": lambda: mla_fp4.index_scores(**case),
+    }.items():
+        with pytest.raises(
+            NotImplementedError, match=rf"mla_fp4\.{'store_main' if op == 'store_index' else op} .*'meta'"
+        ):
+            call()

@@ -47,17 +47,21 @@ void load_keys(const ScoreArgs& a, int64_t begin, uint8_t* tiles) {
   const int64_t steps = a.keys.dim / 32;
   const Words* tables = bf16_tables();
   const auto place = [&](int64_t key) { return tiles + (key / 16 * steps * 16 + key % 16) * 64; };
-  KeyWalk ahead(a, std::min(begin + 2 * kKeys, a.count), std::min(begin + 3 * kKeys, a.count));
-  for (KeyRun run; (run = ahead.next(kKeys)).count;) {
-    const int64_t bytes = run.count * steps * 16;
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(run.codes + i, _MM_HINT_T0);
-    for (int64_t i = 0; i < bytes / 16; i += 64) _mm_prefetch(run.scales + i, _MM_HINT_T0);
+  KeyWalk coming(a, std::min(begin + 2 * kKeys, a.count), std::min(begin + 3 * kKeys, a.count));
+  KeyRun ahead = coming.next(kKeys);
+  for (; a.positions && ahead.count; ahead = coming.next(kKeys)) {  // the many short runs of a list: at once
+    for (int64_t i = 0; i < ahead.count; ++i) _mm_prefetch(ahead.codes + i * steps * 16, _MM_HINT_T0);
+    _mm_prefetch(ahead.scales, _MM_HINT_T0);
   }
+  for (int64_t i = 0; i < ahead.count * steps; i += 64) _mm_prefetch(ahead.scales + i, _MM_HINT_T0);
   KeyWalk walk(a, begin, std::min<int64_t>(begin + kKeys, a.count));
   int64_t key = 0;
-  for (KeyRun run; (run = walk.next(kKeys)).count;)
-    for (int64_t i = 0; i < run.count; ++i)
-      decode_key<kSteps>(run.codes + i * steps * 16, run.scales + i * steps, steps, tables, place(key++));
+  for (KeyRun run; (run = walk.next(kKeys)).count;) {
+    for (int64_t i = 0; i < run.count; ++i, ++key) {
+      if (key < ahead.count) _mm_prefetch(ahead.codes + key * steps * 16, _MM_HINT_T0);
+      decode_key<kSteps>(run.codes + i * steps * 16, run.scales + i * steps, steps, tables, place(key));
+    }
+  }
   for (; key < kKeys; ++key)
     for (int64_t g = 0; g < steps; ++g) _mm512_store_si512(place(key) + g * kTileBytes, _mm512_setzero_si512());
 }

@@ -35,9 +35,11 @@ class KeyWalk {
   bool enter_page() {
     if (at_ == end_) return false;
     const KeyPages& keys = a_->keys;
-    const int64_t position = a_->positions ? a_->positions[at_] : a_->first + at_;
-    const int64_t offset = position % keys.rows_per_block;
-    const int32_t block = a_->table[position / keys.rows_per_block];
+    // 32 bits are enough for a position and divide much faster
+    const auto position = static_cast<uint32_t>(a_->positions ? a_->positions[at_] : a_->first + at_);
+    const auto page_rows = static_cast<uint32_t>(keys.rows_per_block);
+    const int32_t block = a_->table[position / page_rows];
+    const int64_t offset = position % page_rows;
     codes_ = keys.codes(block, offset);
     scales_ = keys.scales(block, offset);
     const int64_t most = std::min(end_ - at_, keys.rows_per_block - offset);

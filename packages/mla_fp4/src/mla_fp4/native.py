@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+import mla_fp4._native as _native
 from kernel_core import register_native
-from mla_fp4 import _native
 
 native = register_native(_native)
