@@ -12,7 +12,7 @@ namespace mega_moe {
 // cost of waking threads stays on the calling one. Which thread takes a run has no influence on results.
 template <typename F>
 inline void for_ranges(int64_t n, int64_t cycles, F&& f) {
-  constexpr int64_t kWorthAThread = 12000;
+  constexpr int64_t kWorthAThread = 100000;  // as kernel_core::parallel_for, which says why
   const int64_t want = std::max<int64_t>(1, n * cycles / kWorthAThread);
   const int threads = static_cast<int>(std::min<int64_t>({want, n, omp_get_max_threads()}));
   if (n == 0) return;
