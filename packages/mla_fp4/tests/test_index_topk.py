@@ -144,8 +144,9 @@ def test_rounds_do_not_show():
 
 
 @each_isa()
-def test_nothing_visible_and_no_rows(isa, index_case):
-    with limit_isa(isa):
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_nothing_visible_and_no_rows(isa, backend, index_case):
+    with limit_isa(isa), using(backend):
         indices, blocks = mla_fp4.index_topk(**index_case([2], [0, 0]), k=5, publish_blocks=3)
         assert (indices == -1).all() and indices.shape == (2, 5)
         assert (blocks == -1).all() and blocks.shape == (2, 3)

@@ -40,7 +40,7 @@ def _row_scores(
         step = max(1, _TEMPORARY // max(1, heads * longest))
         for row in range(first, end, step):
             rows = slice(row, min(row + step, end))
-            products = (q[rows].flatten(0, 1) @ keys.T).relu_().view(-1, heads, longest)
+            products = (q[rows].flatten(0, 1) @ keys.T).relu_().view(rows.stop - rows.start, heads, longest)
             scores = torch.bmm(head_weights[rows].unsqueeze(1), products).squeeze(1)
             hidden = torch.arange(longest) >= visible[rows].unsqueeze(1)
             yield rows, scores.masked_fill_(hidden, _NEVER)
