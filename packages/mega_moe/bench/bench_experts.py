@@ -77,6 +77,6 @@ BENCHES = [
     Bench(
         "mega_moe.fused_experts",
         [_case(f"moe_mini_q{t}", t, **MINI) for t in (1, 4, 16, 64, 512)]
-        + [_case(f"moe_5120x2304_b{t}", t, compare=t == 1, **REAL) for t in (1, 2, 4, 8, 16)],
+        + [_case(f"moe_5120x2304_b{t}", t, compare=False, **REAL) for t in (1, 2, 4, 8, 16)],
     )
 ]

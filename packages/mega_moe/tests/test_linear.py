@@ -69,6 +69,18 @@ def test_rows_do_not_depend_on_the_batch(weights, isa, kind):
 
 
 @each_isa()
+def test_long_rows_do_not_depend_on_the_batch(weights, isa):
+    """Rows of the released width are cut and ordered in another way than short ones."""
+    x = weights.normal(150 if isa != "scalar" else 20, 1056)
+    weight, scale = weights.fp8(300, 1056)
+    with kernel_core.limit_isa(isa):
+        assert_row_invariant(lambda rows: mega_moe.linear(rows, weight, scale), x, pick=[0, 4, 17, len(x) - 1])
+        whole = mega_moe.linear(x, weight, scale)
+        for count in (5, 10, 16, 17, 20):
+            assert_bitwise(mega_moe.linear(x[:count].contiguous(), weight, scale), whole[:count], name=f"{count} rows")
+
+
+@each_isa()
 def test_repeats_and_threads(weights, isa):
     x = weights.normal(40, 512)
     weight, scale = weights.fp8(640, 512)

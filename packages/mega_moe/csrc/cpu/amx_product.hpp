@@ -31,25 +31,28 @@ class AmxProduct {
 
   static void pack(const float* x, int64_t ldx, const int32_t* rows, int64_t tokens, int64_t k, Format format,
                    char* out) {
-    split_columns(x, ldx, rows, SplitLayout(tokens, k), 0, k, format, out);
+    split_columns(x, ldx, rows, SplitLayout(tokens, k), 0, tokens, 0, k, format, out);
   }
   static void pack_columns(const float* values, int64_t ld, int64_t tokens, int64_t k, int64_t column, int64_t n,
                            Format format, char* out) {
-    split_columns(values, ld, nullptr, SplitLayout(tokens, k), column, n, format, out);
+    split_columns(values, ld, nullptr, SplitLayout(tokens, k), 0, tokens, column, n, format, out);
   }
 
   // x [tokens, groups, k] as `groups` packed inputs, one behind the other
   static void pack_groups(const float* x, int64_t groups, int64_t tokens, int64_t k, Format format, char* out) {
     const SplitLayout layout(tokens, k);
-    constexpr int64_t kColumns = 512;
-    const int64_t parts = (k + kColumns - 1) / kColumns;
-    for_ranges(groups * parts, tokens * std::min(k, kColumns) / 2, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        const int64_t g = item / parts, column = item % parts * kColumns;
-        split_columns(x + g * k + column, groups * k, nullptr, layout, column, std::min(kColumns, k - column), format,
-                      out + g * layout.bytes());
-      }
-    });
+    constexpr int64_t kColumns = 512, kTokens = 64;
+    const int64_t parts = (k + kColumns - 1) / kColumns, chunks = (tokens + kTokens - 1) / kTokens;
+    for_ranges(groups * chunks * parts, std::min(tokens, kTokens) * std::min(k, kColumns) / 2,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t item = begin; item < end; ++item) {
+                   const int64_t g = item / parts / chunks, first = item / parts % chunks * kTokens;
+                   const int64_t column = item % parts * kColumns;
+                   split_columns(x + g * k + column, groups * k, nullptr, layout, first,
+                                 std::min(first + kTokens, tokens), column, std::min(kColumns, k - column), format,
+                                 out + g * layout.bytes());
+                 }
+               });
   }
 
   // out[t * ldo + r] = w[row0 + r] . x[t] for as many rows as one likes

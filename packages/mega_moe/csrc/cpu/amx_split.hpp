@@ -90,11 +90,12 @@ inline void split_block(const float* x, int n, __m512i order, char* hi, char* mi
   put(lo, _mm512_sub_ps(r0, truncate(r0)), _mm512_sub_ps(r1, truncate(r1)));
 }
 
-// Columns [column, column + n) of all tokens; column is a multiple of 32. Token t is row rows[t], or t.
-inline void split_columns(const float* x, int64_t ldx, const int32_t* rows, const SplitLayout& layout, int64_t column,
-                          int64_t n, Format format, char* out) {
+// Columns [column, column + n) of tokens [first, last); column is a multiple of 32. Token t is row rows[t], or t; x
+// starts at the column.
+inline void split_columns(const float* x, int64_t ldx, const int32_t* rows, const SplitLayout& layout, int64_t first,
+                          int64_t last, int64_t column, int64_t n, Format format, char* out) {
   const __m512i order = _mm512_load_si512(column_order(format).high_half);
-  for (int64_t t = 0; t < layout.tokens; ++t) {
+  for (int64_t t = first; t < last; ++t) {
     const float* row = x + (rows ? rows[t] : t) * ldx;
     char* to = out + column / 32 * layout.tile_bytes;
     char* hi = to + layout.row_offset(layout.row(t, 0));
