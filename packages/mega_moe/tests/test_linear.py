@@ -22,7 +22,17 @@ from kernel_core.testing import (
 from mega_moe import reference
 
 KINDS = ["fp8", "bf16", "f32"]
-SHAPES = [(0, 32, 32), (1, 1, 1), (1, 128, 256), (3, 33, 31), (5, 70, 100), (6, 16, 64), (16, 31, 33), (17, 48, 96)]
+SHAPES = [
+    (0, 32, 32),
+    (3, 4, 0),
+    (1, 1, 1),
+    (1, 128, 256),
+    (3, 33, 31),
+    (5, 70, 100),
+    (6, 16, 64),
+    (16, 31, 33),
+    (17, 48, 96),
+]
 
 
 def relative_error(actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
