@@ -68,6 +68,16 @@ def _mask(T: int, V: int) -> Problem:
     )
 
 
+def _uniform(T: int) -> Problem:
+    seeds, positions = torch.arange(T), torch.arange(T) * 7
+    return Problem(
+        native=lambda: dspark_kernels.uniform(seeds, positions),
+        reference=lambda: reference.uniform(seeds, positions),
+        bytes=24 * T,
+        flops=0,
+    )
+
+
 BENCHES = [
     Bench(
         "dspark_kernels.sample",
@@ -93,4 +103,5 @@ BENCHES = [
         "dspark_kernels.apply_token_mask",
         [Case("mask_v129280_t32", {"rows": 32, "vocab": 129_280}, functools.partial(_mask, 32, 129_280))],
     ),
+    Bench("dspark_kernels.uniform", [Case("uniform_t1024", {"rows": 1024}, functools.partial(_uniform, 1024))]),
 ]
