@@ -22,14 +22,15 @@ class Streams:
         self._x = embedded.unsqueeze(1).repeat(1, config.hc_mult, 1)
         self._pre = torch.zeros(count, config.hc_mult)
         self._pre[:, 0] = 1.0
+        self._post = torch.empty(count, config.hc_mult)
+        self._comb = torch.empty(count, config.hc_mult, config.hc_mult)
         self._pending: torch.Tensor | None = None
-        self._post: torch.Tensor | None = None
-        self._comb: torch.Tensor | None = None
 
     def enter(self, hyper: HyperConnection, norm: torch.Tensor) -> torch.Tensor:
         """Input of the next half-layer, float32 [T, hidden]: mixed with the previous half's `pre`, then normed."""
         config = self._config
-        x, self._pre, self._post, self._comb = mhc_engram.hc_step(
+        coefficients = (self._pre, self._post, self._comb)  # the kernel reads the old ones before it writes
+        x, *_ = mhc_engram.hc_step(
             self._x,
             self._pending,
             self._post,
@@ -43,6 +44,7 @@ class Streams:
             norm_eps=config.rms_norm_eps,
             hc_eps=config.hc_eps,
             iters=config.hc_sinkhorn_iters,
+            coefficients=coefficients,
         )
         self._pending = None
         return x
@@ -64,9 +66,8 @@ class Streams:
         self._pre = self._pre.index_select(0, rows)
         if self._pending is not None:
             self._pending = self._pending.index_select(0, rows)
-        if self._post is not None and self._comb is not None:
-            self._post = self._post.index_select(0, rows)
-            self._comb = self._comb.index_select(0, rows)
+        self._post = self._post.index_select(0, rows)
+        self._comb = self._comb.index_select(0, rows)
 
     def collapse(self, norm: torch.Tensor) -> torch.Tensor:
         """The head's input, float32 [T, hidden]: mixed with the last `pre`, then normed."""
