@@ -60,7 +60,10 @@ PYBIND11_MODULE(_native, m) { kernel_core::bind_isa(m); kernel_core::bind(m); }
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
+@pytest.mark.skipif(
+    not (CMAKE and NINJA and importlib.util.find_spec("pybind11")),
+    reason="needs cmake, ninja and pybind11 (pip install kernel_core[test])",
+)
 def test_a_foreign_package_builds_and_chooses_its_instruction_set(tmp_path):
     files = {
         "CMakeLists.txt": PROJECT.replace("@CMAKE@", kernel_core.cmake_dir().as_posix()),
