@@ -54,3 +54,9 @@ def draw():
         return tokens
 
     return draws
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """The same random numbers for a test whichever others run, and in whichever order."""
+    torch.manual_seed(0)

@@ -64,3 +64,9 @@ def make_step():
         )
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """The same random numbers for a test whichever others run, and in whichever order."""
+    torch.manual_seed(0)

@@ -75,3 +75,9 @@ def _rows(case: Case, rows: slice) -> Case:
 @pytest.fixture
 def take_rows() -> Callable[[Case, slice], Case]:
     return _rows
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """The same random numbers for a test whichever others run, and in whichever order."""
+    torch.manual_seed(0)

@@ -52,3 +52,9 @@ def _build(
 @pytest.fixture
 def window_case() -> Callable[..., Case]:
     return _build
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """The same random numbers for a test whichever others run, and in whichever order."""
+    torch.manual_seed(0)
