@@ -22,6 +22,7 @@ class Moe:
         self.bias, self.bias_vl = weights.gate_bias, weights.gate_bias_vl
         self.experts = weights.experts
         e = weights.experts
+        mega_moe.advise_huge_pages(e.w13, e.w2)  # nothing for small models
         self.shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
 
     def __call__(
