@@ -122,12 +122,33 @@ def _share(step: Callable[[], object], steps: int) -> str:
     return f"{sum(spent.values()) / wall:.0%} of a step is spent in kernels ({parts})"
 
 
+def _weight_bytes(rows: int) -> int:
+    """Stored bytes that a step of `rows` tokens has to read once: every dense weight, and the experts it can reach."""
+    from dataclasses import fields
+
+    weights = _model("fixed").weights
+    config, total = weights.config, 0
+
+    def size(value: Any) -> int:
+        if hasattr(value, "nbytes"):
+            return value.nbytes
+        return 0 if value is None else sum(size(getattr(value, f.name)) for f in fields(value))
+
+    for layer in weights.layers:
+        experts = layer.experts
+        routed = sum(t.nbytes for t in (experts.w13, experts.s13, experts.w2, experts.s2))
+        reached = min(1.0, rows * config.num_experts_per_tok / config.n_routed_experts)
+        tables = 0 if layer.engram is None else layer.engram.table.nbytes + layer.engram.table_scale.nbytes
+        total += size(layer) - routed - tables + int(routed * reached)
+    return total + weights.head.nbytes
+
+
 def _decode_problem(batch: int) -> Problem:
     fixed = _decoding(batch, "fixed")
     return Problem(
         native=fixed,
         reference=_decoding(batch, "library"),
-        bytes=0,
+        bytes=_weight_bytes(batch),
         flops=0,
         note=f"{_share(fixed, 50)}; the reference is the same engine with library products",
     )
@@ -138,7 +159,7 @@ def _prefill_problem(tokens: int) -> Problem:
     return Problem(
         native=fixed,
         reference=_prefilling(tokens, "library"),
-        bytes=0,
+        bytes=_weight_bytes(tokens),
         flops=0,
         note=f"{_share(fixed, 3)}; the reference is the same engine with library products",
     )
