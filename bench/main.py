@@ -83,7 +83,8 @@ def run_command(
     report.results(console, rows)
     if rows:
         report.ceilings(console, rows[0])
-        console.print("not written" if dry_run else f"{len(rows)} rows added to {out}", highlight=False)
+        written = f"{len(rows)} rows added to {out}; `fathom bench tables --write` brings the documents up to date"
+        console.print("not written" if dry_run else written, highlight=False)
     slower = gate.regressions(rows, past) if gated else []
     for sentence in slower:
         console.print(sentence, style="red", markup=False, highlight=False)
