@@ -42,3 +42,10 @@ def tensor(
         raise ValueError(f"{argument}: got shape {list(actual)}, allowed is [{wanted}]")
     if contiguous and not value.is_contiguous():
         raise ValueError(f"{argument}: got strides {value.stride()}, allowed is a contiguous tensor")
+
+
+def exactly(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
+    """Check (name, tensor, dtype, shape) of several contiguous tensors, each size known; quick when all are right."""
+    for name, value, dtype, shape in arguments:
+        if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
+            tensor(name, value, dtype=dtype, shape=shape)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import torch
 
 from kernel_core import check, register_op, unsupported, use_reference
+from kernel_core.window_arguments import check_window
 from swa_replay import reference
 from swa_replay.native import native
 
 _F32, _I32, _I64, _U8 = torch.float32, torch.int32, torch.int64, torch.uint8
 _EXISTS = "cpu, and the reference through kernel_core.using('reference')"
-
-
-def _require(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
-    """Dtype, shape and contiguity. The slow check speaks only when the quick one fails: decoding calls this often."""
-    for name, value, dtype, shape in arguments:
-        if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
-            check.tensor(name, value, dtype=dtype, shape=shape)
 
 
 def window_attention(
@@ -46,8 +40,8 @@ def window_attention(
 
     A row's result depends on nothing but its own keys: not on other rows, the cut into steps, or the threads.
 
-    With `block`, as a draft stage needs it (model.md 9.1), every row of a request sees all of the request's new rows,
-    later ones too, and the `window` positions before the first of them.
+    With `block`, as a draft stage needs it (docs/model.md, Draft stages), every row of a request sees all of the
+    request's new rows, later ones too, and the `window` positions before the first of them.
 
     Args:
         q: float32 [T, H, D], rotated; D a multiple of 32.
@@ -71,34 +65,8 @@ def window_attention(
         ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then.
         NotImplementedError: the tensors' device has no implementation.
     """
-    if q.dtype is not _F32 or q.dim() != 3 or not q.is_contiguous():
-        check.tensor("q", q, dtype=_F32, shape=(None, None, None))
-    rows, heads, dim = q.shape
-    if heads < 1 or dim < 1 or dim % 32:
-        check.require(False, "q", list(q.shape), "heads, and a multiple of 32 channels")
-    packed = ring.dtype is _U8
-    row = dim + dim // 32 if packed else dim
-    if ring.dim() != 3 or ring.shape[2] != row or not (packed or ring.dtype is _F32) or not ring.is_contiguous():
-        check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, row))
-    slots, ring_size, _ = ring.shape
-    if not 0 < window <= ring_size:
-        check.require(False, "window", window, f"1 to {ring_size}, the rows of a ring")
-    if rope.dim() != 2:
-        check.tensor("rope", rope, dtype=_F32, shape=(rows, None))
-    batch, rope_dim = start_pos.numel(), rope.shape[1]
-    if rope_dim % 2 or rope_dim > dim:
-        check.require(False, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
-    _require(
-        ("new_rows", new_rows, ring.dtype, (rows, row)),
-        ("ring_slot", ring_slot, _I32, (batch,)),
-        ("cu_seqlens", cu_seqlens, _I32, (batch + 1,)),
-        ("start_pos", start_pos, _I64, (batch,)),
-        ("lower", lower, _I64, (batch,)),
-        ("sink", sink, _F32, (heads,)),
-        ("rope", rope, _F32, (rows, rope_dim)),
-    )
-    if out is not None:
-        _require(("out", out, _F32, (rows, heads, dim)))
+    sizes = check_window(q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, out)
+    rows, heads, dim, batch, slots, ring_size, rope_dim, packed = sizes
     if use_reference():
         result = reference.window_attention(
             q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, scale, block=block
@@ -164,7 +132,7 @@ def store_window(
     if new_rows.dim() != 2:
         check.tensor("new_rows", new_rows, dtype=ring.dtype, shape=(None, row))
     batch, rows = start_pos.numel(), new_rows.shape[0]
-    _require(
+    check.exactly(
         ("new_rows", new_rows, ring.dtype, (rows, row)),
         ("ring_slot", ring_slot, _I32, (batch,)),
         ("cu_seqlens", cu_seqlens, _I32, (batch + 1,)),

@@ -6,16 +6,10 @@ import torch
 
 import mla_fp4.reference.attention as reference
 from kernel_core import check, register_op, unsupported, use_reference
+from kernel_core.window_arguments import check_window
 from mla_fp4.native import native
 
-_F32, _I32, _I64, _U8 = torch.float32, torch.int32, torch.int64, torch.uint8
-
-
-def _require(*arguments: tuple[str, torch.Tensor, torch.dtype, tuple[int, ...]]) -> None:
-    """Dtype, shape and contiguity. The slow check speaks only when the quick one fails: decoding calls this often."""
-    for name, value, dtype, shape in arguments:
-        if value.dtype is not dtype or value.shape != shape or not value.is_contiguous():
-            check.tensor(name, value, dtype=dtype, shape=shape)
+_I32 = torch.int32
 
 
 def sparse_attention(
@@ -76,43 +70,20 @@ def sparse_attention(
         ValueError: a dtype, shape, slot, offset, index or block that does not fit; nothing is written then.
         NotImplementedError: the tensors' device has no implementation.
     """
-    if q.dtype is not _F32 or q.dim() != 3 or not q.is_contiguous():
-        check.tensor("q", q, dtype=_F32, shape=(None, None, None))
-    rows, heads, dim = q.shape
-    if heads < 1 or dim < 1 or dim % 32:
-        check.require(False, "q", list(q.shape), "heads, and a multiple of 32 channels")
-    packed = ring.dtype is _U8
-    row = dim + dim // 32 if packed else dim
-    if ring.dim() != 3 or ring.shape[2] != row or not (packed or ring.dtype is _F32) or not ring.is_contiguous():
-        check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, row))
-    slots, ring_size, _ = ring.shape
-    if not 0 < window <= ring_size:
-        check.require(False, "window", window, f"1 to {ring_size}, the rows of a ring")
+    sizes = check_window(q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, out)
+    rows, heads, dim, batch, slots, ring_size, rope_dim, packed = sizes
     if rows_per_block < 1:
         check.require(False, "rows_per_block", rows_per_block, "1 or more")
-    if pages.dim() != 3 or not (block_table.dim() == indices.dim() == rope.dim() == 2):
+    if pages.dim() != 3 or not (block_table.dim() == indices.dim() == 2):
         check.tensor("pages", pages, dtype=ring.dtype, shape=(None, rows_per_block, None))
         check.tensor("block_table", block_table, dtype=_I32, shape=(None, None))
         check.tensor("indices", indices, dtype=_I32, shape=(rows, None))
-        check.tensor("rope", rope, dtype=_F32, shape=(rows, None))
-    batch, blocks, reach, selected = start_pos.numel(), pages.shape[0], block_table.shape[1], indices.shape[1]
-    rope_dim = rope.shape[1]
-    if rope_dim % 2 or rope_dim > dim:
-        check.require(False, "rope", f"{rope_dim} channels", f"an even number up to {dim}")
-    _require(
-        ("new_rows", new_rows, ring.dtype, (rows, row)),
-        ("ring_slot", ring_slot, _I32, (batch,)),
-        ("cu_seqlens", cu_seqlens, _I32, (batch + 1,)),
-        ("start_pos", start_pos, _I64, (batch,)),
-        ("lower", lower, _I64, (batch,)),
+    blocks, reach, selected = pages.shape[0], block_table.shape[1], indices.shape[1]
+    check.exactly(
         ("pages", pages, ring.dtype, (blocks, rows_per_block, dim // 2 + dim // 16 if packed else dim)),
         ("block_table", block_table, _I32, (batch, reach)),
         ("indices", indices, _I32, (rows, selected)),
-        ("sink", sink, _F32, (heads,)),
-        ("rope", rope, _F32, (rows, rope_dim)),
     )
-    if out is not None:
-        _require(("out", out, _F32, (rows, heads, dim)))
     if use_reference():
         result = reference.sparse_attention(
             q,
