@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from dspark_kernels import _native, reference  # type: ignore[attr-defined]
+import dspark_kernels._native as _compiled
+from dspark_kernels import reference
 from kernel_core import register_native, register_op, unsupported, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
 
 F32, I32, I64 = torch.float32, torch.int32, torch.int64
 _EXISTS = "cpu"
-_native = register_native(_native)
+_native = register_native(_compiled)
 _PARAMETERS = {"t": ("temperature", "0 or more, finite"), "p": ("top_p", "above 0, at most 1"), "k": ("top_k", ">= 0")}
 
 

@@ -1,6 +1,6 @@
 """The compiled module."""
 
+import mhc_engram._native as _native
 from kernel_core import register_native
-from mhc_engram import _native  # type: ignore[attr-defined]
 
 native = register_native(_native)
