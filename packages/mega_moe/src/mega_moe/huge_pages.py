@@ -16,7 +16,7 @@ def advise_huge_pages(*tensors: torch.Tensor) -> int:
 
     Contents and addresses stay. Best on memory that nobody has written yet; memory in use is moved on Linux 6.1 and
     later. A wish only: 0 on other systems, on tensors under 2 MiB and where the system declines. Speed alone
-    depends on it (about a sixth for experts of real width in a virtual machine).
+    depends on it.
     """
     if not sys.platform.startswith("linux"):
         return 0
