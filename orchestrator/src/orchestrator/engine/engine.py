@@ -23,6 +23,7 @@ from orchestrator.model.cache import CachePools
 from orchestrator.model.record import Recorder
 from orchestrator.model.transformer import Transformer
 from orchestrator.text.tokenizer import Tokenizer
+from swa_replay import plan_decoder_tail
 
 
 @dataclass
@@ -276,7 +277,8 @@ class Engine:
     def _decoder_lower(self, prompt_len: int, params: SamplingParams) -> int:
         if self.config.decoder_prefill == "exact" or params.prompt_logprobs:
             return 0
-        return max(0, prompt_len - self.model.config.keep_tokens)
+        config = self.model.config
+        return plan_decoder_tail(prompt_len, config.sliding_window, config.draft_length).start
 
 
 def _signed(seed: int) -> int:
