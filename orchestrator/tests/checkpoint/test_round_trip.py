@@ -12,7 +12,14 @@ import safetensors
 import torch
 
 from kernel_core.formats import dequantize_fp8_block, dequantize_fp8_rows, dequantize_mxfp4
-from orchestrator.model.checkpoint import Checkpoint, load_weights, tensor_specs, verify_checkpoint, write_checkpoint
+from orchestrator.model.checkpoint import (
+    Checkpoint,
+    layout,
+    load_weights,
+    tensor_specs,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from orchestrator.model.checkpoint.specs import stored_weights
 from orchestrator.model.init import RandomWeights, init_checkpoint, initial_values
 from orchestrator.model.presets import v41_nano
@@ -35,7 +42,7 @@ def as_bytes(tensor):
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("placement", ["single", "layers", shuffled(1), shuffled(2), shuffled(7)])
+@pytest.mark.parametrize("placement", ["single", "layers", "capped", shuffled(1), shuffled(2), shuffled(7)])
 def test_bit_exact(tmp_path, source, placement):
     write_checkpoint(tmp_path, CONFIG, source, placement=placement)
     checkpoint = Checkpoint(tmp_path)
@@ -44,6 +51,23 @@ def test_bit_exact(tmp_path, source, placement):
     for name, expected in source.items():
         assert as_bytes(checkpoint.read(name)) == as_bytes(expected) == as_bytes(checkpoint.map(name)), name
     assert verify_checkpoint(tmp_path) == sum(spec.nbytes for spec in tensor_specs(CONFIG).values())
+
+
+def test_capped_files_are_small(tmp_path, source, monkeypatch):
+    cap = 200_000
+    monkeypatch.setattr(layout, "CAPPED_BYTES", cap)
+    write_checkpoint(tmp_path, CONFIG, source, placement="capped")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    sizes = [file.stat().st_size for file in files]
+    assert max(sizes) <= cap and sum(sizes) > 0.85 * cap * (len(sizes) - 1)
+    checkpoint = Checkpoint(tmp_path)
+    for name in checkpoint.entries:
+        if name.endswith(".scale"):
+            assert checkpoint.file_of(name) == checkpoint.file_of(name.removesuffix(".scale") + ".weight")
+    monkeypatch.setattr(layout, "CAPPED_BYTES", 130_000)
+    with pytest.raises(ValueError, match=r"placement: got 'capped', but embed\.weight takes 131\d+ bytes"):
+        write_checkpoint(tmp_path / "small", CONFIG, source, placement="capped")
+    assert not (tmp_path / "small").exists()
 
 
 def test_the_library_agrees(tmp_path, source):
@@ -171,7 +195,7 @@ def test_write_refuses(tmp_path, source, nano_folder):
         write_checkpoint(tmp_path, CONFIG, source | {"head.weight": source["head.weight"].float()})
     with pytest.raises(ValueError, match=r"norm\.weight: got shape \[1, 128\], allowed is \[128\]"):
         write_checkpoint(tmp_path, CONFIG, source | {"norm.weight": source["norm.weight"][None]})
-    with pytest.raises(ValueError, match=r"placement: got 'rows', allowed is 'single', 'layers' or a function"):
+    with pytest.raises(ValueError, match=r"placement: got 'rows', allowed is 'single', 'layers', 'capped'"):
         write_checkpoint(tmp_path, CONFIG, source, placement="rows")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match=r"folder: got .*, which holds weights, allowed is an empty folder"):

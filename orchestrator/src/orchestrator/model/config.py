@@ -76,6 +76,8 @@ class ModelConfig:
     dspark_num_experts_per_tok: int
     image_token_id: int
     dspark_block_size: int = 5
+    dspark_confidence_temperatures: tuple[float, ...] = ()
+    """Divides the confidence logit of each draft position; empty stands for ones. Not a key of the published model."""
     engram_max_ngram_size: int = 4
     engram_pad_token_id: int = 2
     # numerics

@@ -140,3 +140,7 @@ def _check_drafter(config: ModelConfig) -> None:
     require(valid, "dspark_target_layer_ids", list(taps), "decoder layers")
     rank = config.dspark_markov_rank
     require(rank > 0, "dspark_markov_rank", rank, "a positive number")
+    given = config.dspark_confidence_temperatures
+    allowed = f"none, or a positive number for each of the {config.dspark_block_size} positions"
+    fits = len(given) in (0, config.dspark_block_size) and all(0 < value < float("inf") for value in given)
+    require(fits, "dspark_confidence_temperatures", list(given), allowed)

@@ -80,6 +80,7 @@ _TEXT: dict[str, Any] = {
     "dspark_markov_rank": None,
     "dspark_n_routed_experts": None,
     "dspark_num_experts_per_tok": None,
+    "dspark_confidence_temperatures": None,
 }
 
 _ROPE = {"factor": "rope_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
@@ -157,6 +158,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
             text[key] = fixed
         else:
             value = getattr(config, key)
+            if key == "dspark_confidence_temperatures" and not value:
+                continue  # the published configuration has no such key
             text[key] = list(value) if isinstance(value, tuple) else value
     root: dict[str, Any] = {
         "architectures": ["DeepseekV41ForCausalLM"],
@@ -313,3 +316,7 @@ def _check_types(owner: type, numbers: dict[str, Any]) -> None:
             raise ValueError(f"{f.name}: got {value!r}, allowed is a number")
         if f.type == "tuple[int, ...]" and not (isinstance(value, tuple) and all(type(v) is int for v in value)):
             raise ValueError(f"{f.name}: got {value!r}, allowed is a list of integers")
+        if f.type == "tuple[float, ...]" and not (
+            isinstance(value, tuple) and all(type(v) in (int, float) for v in value)
+        ):
+            raise ValueError(f"{f.name}: got {value!r}, allowed is a list of numbers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, normalizers
 
@@ -51,6 +52,14 @@ class EngramTables:
     def layer(self, layer: int) -> EngramLayer:
         """Constants of that backbone layer."""
         return self.layers[layer]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything as int64 arrays: `token_map`, `mapped_pad`, and `multipliers.L`, `primes.L`, `offsets.L`."""
+        arrays = {"token_map": self.token_map.numpy(), "mapped_pad": np.array(self.mapped_pad)}
+        for number, layer in self.layers.items():
+            for part in ("multipliers", "primes", "offsets"):
+                arrays[f"{part}.{number}"] = getattr(layer, part).numpy()
+        return arrays
 
     @staticmethod
     def build(config: ModelConfig, tokenizer: Tokenizer | str | Path | None = None) -> EngramTables:

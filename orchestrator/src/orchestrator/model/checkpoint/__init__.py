@@ -9,7 +9,7 @@ from orchestrator.model.checkpoint.errors import CheckpointError
 from orchestrator.model.checkpoint.reader import Checkpoint
 from orchestrator.model.checkpoint.specs import parameter_count, stored_weights, tensor_specs
 from orchestrator.model.checkpoint.verify import verify_checkpoint
-from orchestrator.model.checkpoint.writer import write_checkpoint
+from orchestrator.model.checkpoint.writer import write_checkpoint, write_config
 
 __all__ = [
     "Checkpoint",
@@ -20,4 +20,5 @@ __all__ = [
     "tensor_specs",
     "verify_checkpoint",
     "write_checkpoint",
+    "write_config",
 ]

@@ -16,9 +16,13 @@ from orchestrator.model.checkpoint.specs import TensorSpec
 _ORDER = {"F32": 0, "BF16": 1, "F8_E8M0": 2, "F8_E4M3": 3, "I8": 4}
 _TABLE = (".engram.embed.weight", ".engram.embed.scale")
 
-Placement = Literal["single", "layers"] | Callable[[str], int | str]
+CAPPED_BYTES = 15 << 20
+"""Largest file of the `capped` placement, header included."""
+
+Placement = Literal["single", "layers", "capped"] | Callable[[str], int | str]
 """`single`: one file without index. `layers`: as published, a shard for vision, embedding, each layer, head, each
-draft stage and each Engram. A function gives any sortable key; names with equal keys share a shard."""
+draft stage and each Engram. `capped`: model order, a new file before one would exceed `CAPPED_BYTES`. A function gives
+any sortable key; names with equal keys share a shard."""
 
 
 def place(specs: Mapping[str, TensorSpec], placement: Placement) -> dict[str, list[str]]:
@@ -26,8 +30,12 @@ def place(specs: Mapping[str, TensorSpec], placement: Placement) -> dict[str, li
     if placement == "single":
         return {"model.safetensors": _file_order(specs, list(specs))}
     key = _layer_key if placement == "layers" else placement
+    if placement == "capped":
+        key = _capped_keys(specs).__getitem__
     if not callable(key):
-        raise ValueError(f"placement: got {placement!r}, allowed is 'single', 'layers' or a function of the name")
+        raise ValueError(
+            f"placement: got {placement!r}, allowed is 'single', 'layers', 'capped' or a function of the name"
+        )
     groups: dict[tuple[int, ...] | int | str, list[str]] = {}
     for name in specs:
         groups.setdefault(key(name), []).append(name)
@@ -49,6 +57,30 @@ def header(specs: Mapping[str, TensorSpec], names: list[str]) -> tuple[bytes, di
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
     return head, {name: len(head) + begin for name, begin in begins.items()}
+
+
+def _capped_keys(specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """File number of each name; a weight and its scale stay together. Raises `ValueError` for one too large."""
+    owners: dict[str, list[str]] = {}
+    for name in specs:
+        owners.setdefault(re.sub(r"\.scale$", ".weight", name), []).append(name)
+    keys: dict[str, int] = {}
+    number, held = 1, 8  # a file's header begins with its length, and is padded to 8 bytes
+    for owner, names in owners.items():
+        size = sum(specs[name].nbytes + _header_bytes(name, specs[name]) for name in names)
+        if size + 16 > CAPPED_BYTES:
+            raise ValueError(f"placement: got 'capped', but {owner} takes {size} bytes, allowed is {CAPPED_BYTES - 16}")
+        if held + size + 8 > CAPPED_BYTES:
+            number, held = number + 1, 8
+        held += size
+        keys |= dict.fromkeys(names, number)
+    return keys
+
+
+def _header_bytes(name: str, spec: TensorSpec) -> int:
+    """At most what a tensor's entry takes in the header: offsets have ten digits or fewer here."""
+    entry = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [10**9, 10**9]}
+    return len(json.dumps({name: entry}))
 
 
 def _file_order(specs: Mapping[str, TensorSpec], names: list[str]) -> list[str]:

@@ -62,11 +62,16 @@ def write_checkpoint(
         path.unlink()
     for file, path in partial.items():
         os.replace(path, folder / file)
-    _write_json(folder / "config.json", config.to_hf())
+    write_config(folder, config)
     if len(files) > 1 or placement != "single":
         total = sum(spec.nbytes for spec in specs.values())
         places = {name: file for file, names in files.items() for name in names}
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+
+
+def write_config(folder: str | Path, config: ModelConfig) -> None:
+    """Write config.json of a checkpoint folder, at once or not at all."""
+    _write_json(Path(folder) / "config.json", config.to_hf())
 
 
 def _check_mapping(specs: Mapping[str, TensorSpec], source: Mapping[str, torch.Tensor]) -> None:
