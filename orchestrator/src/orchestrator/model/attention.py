@@ -80,9 +80,8 @@ class Attention:
         latent = mla_fp4.norm_rope(latent, self.compressor_norm, self.eps, None, out=latent)
         quantise = cache.quantised
         main = mla_fp4.kv_rows(latent, None, self.eps, rope, format="main", quantize=quantise)
-        key = mla_fp4.kv_rows(
-            self.index_wk(latent), self.index_k_norm, self.eps, rope, format="index", quantize=quantise
-        )
+        raw_key = self.index_wk(latent)
+        key = mla_fp4.kv_rows(raw_key, self.index_k_norm, self.eps, rope, format="index", quantize=quantise)
         slots = batch.global_slots[self.ratio]
         mla_fp4.store_main(main, pool.main, slots)
         mla_fp4.store_index(key, pool.index, slots, pool.rows_per_block)
@@ -92,6 +91,9 @@ class Attention:
             owner = batch.group_owner[self.ratio][written]
             recorder.add(f"main/{self.layer}", main[written], positions, owner)
             recorder.add(f"index/{self.layer}", key[written], positions, owner)
+            if recorder.analysis:
+                key = mla_fp4.kv_rows(raw_key, self.index_k_norm, self.eps, rope, format="index", quantize=False)
+                recorder.add(f"index_values/{self.layer}", key[written], positions, owner)
 
     def __call__(
         self,
@@ -104,12 +106,9 @@ class Attention:
         recorder: StepRecorder | None,
     ) -> torch.Tensor:
         """float32 [T, hidden] -> float32 [T, hidden]; the layer's global rows of this step are already written."""
-        config, count = self.config, x.shape[0]
-        c_q = self.wq_a(x)
-        c_q = mla_fp4.norm_rope(c_q, self.q_norm, self.eps, None, out=c_q)
-        q = self.wq_b(c_q).view(count, config.num_attention_heads, config.head_dim)
-        q = mla_fp4.norm_rope(q, None, self.eps, rope, out=q)
-        window = mla_fp4.kv_rows(self.wkv(x), self.kv_norm, self.eps, rope, format="window", quantize=cache.quantised)
+        config = self.config
+        c_q, q = self.query(x, rope)
+        window = self.window_rows(x, rope, cache.quantised)
         ring = cache.rings[self.layer]
         geometry = (ring, batch.slots, rows.cu_seqlens, rows.start_pos, rows.lower, config.sliding_window)
         if self.source is None:
@@ -117,9 +116,11 @@ class Attention:
         else:
             pool = cache.pools[self.source]
             if self.selects:
-                self._select(x, c_q, rows, batch, pool, rope, selection)
+                self._select(x, c_q, rows, batch, pool, rope, selection, recorder)
                 if recorder is not None:
                     recorder.add(f"topk/{self.layer}", selection.indices, rows.positions, rows.owner)
+                    if recorder.analysis:
+                        recorder.add(f"query/{self.layer}", q, rows.positions, rows.owner)
                     if self.layer == config.candidate_source_layer_id and selection.candidates is not None:
                         recorder.add(f"candidates/{self.layer}", selection.candidates, rows.positions, rows.owner)
             out = mla_fp4.sparse_attention(
@@ -138,8 +139,23 @@ class Attention:
         swa_replay.store_window(window, ring, batch.slots, rows.cu_seqlens, rows.start_pos, rows.lower)
         if recorder is not None:
             recorder.add(f"window/{self.layer}", window, rows.positions, rows.owner)
-        heads_per_group = config.num_attention_heads // config.o_groups
-        z = self.wo_a(out.view(count, config.o_groups, heads_per_group * config.head_dim))
+        return self.output(out)
+
+    def query(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Low-rank query float32 [T, q_lora_rank] and the rotated heads [T, H, D] of x float32 [T, hidden]."""
+        c_q = self.wq_a(x)
+        c_q = mla_fp4.norm_rope(c_q, self.q_norm, self.eps, None, out=c_q)
+        q = self.wq_b(c_q).view(x.shape[0], self.config.num_attention_heads, self.config.head_dim)
+        return c_q, mla_fp4.norm_rope(q, None, self.eps, rope, out=q)
+
+    def window_rows(self, x: torch.Tensor, rope: torch.Tensor, quantised: bool) -> torch.Tensor:
+        """The window row of each x float32 [T, hidden]: uint8 [T, row], or float32 [T, D] without quantisation."""
+        return mla_fp4.kv_rows(self.wkv(x), self.kv_norm, self.eps, rope, format="window", quantize=quantised)
+
+    def output(self, heads: torch.Tensor) -> torch.Tensor:
+        """The two output projections: float32 [T, H, D] -> [T, hidden]."""
+        count, groups = heads.shape[0], self.config.o_groups
+        z = self.wo_a(heads.view(count, groups, -1))
         return self.wo_b(z.view(count, -1))
 
     def _select(
@@ -151,11 +167,15 @@ class Attention:
         pool: GlobalPool,
         rope: torch.Tensor,
         selection: Selection,
+        recorder: StepRecorder | None,
     ) -> None:
         config = self.config
         q = self.index_wq(c_q).view(-1, config.index_n_heads, config.index_head_dim)
         q = mla_fp4.norm_rope(q, None, self.eps, rope, out=q)
         head_weights = self.index_heads(x).mul_(self.head_weight_scale)
+        if recorder is not None and recorder.analysis:
+            recorder.add(f"index_query/{self.layer}", q, rows.positions, rows.owner)
+            recorder.add(f"index_heads/{self.layer}", head_weights, rows.positions, rows.owner)
         publishes = self.layer == config.candidate_source_layer_id
         selection.indices, blocks = mla_fp4.index_topk(
             q,

@@ -48,12 +48,20 @@ class CachePools:
     Attributes:
         pools: source layer -> its `GlobalPool`.
         rings: [layers, slots, ring_rows, window_row_bytes] uint8, row = position mod ring_rows (float32 and head_dim
-            instead of bytes without quantisation).
+            instead of bytes without quantisation). With `draft_stages`, those of the draft stages come last.
         tails: ratio-2 source layer -> float32 [slots, tail_rows, 2, head_dim], row = position mod tail_rows,
             gate then value.
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, num_slots: int, *, quantised: bool = True) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        num_slots: int,
+        *,
+        quantised: bool = True,
+        draft_stages: int = 0,
+    ) -> None:
         if num_blocks < 2 or num_slots < 2:
             raise ValueError(
                 f"num_blocks, num_slots: got {num_blocks}, {num_slots}, allowed are at least 2 (one is padding)"
@@ -73,7 +81,7 @@ class CachePools:
             self.pools[layer] = GlobalPool(ratio, main, index)
             if ratio > 1:
                 self.tails[layer] = torch.zeros(num_slots, config.tail_rows, 2, config.head_dim)
-        shape = (config.num_hidden_layers, num_slots, config.ring_rows)
+        shape = (config.num_hidden_layers + draft_stages, num_slots, config.ring_rows)
         if quantised:
             self.rings = torch.zeros(*shape, config.window_row_bytes, dtype=torch.uint8)
         else:

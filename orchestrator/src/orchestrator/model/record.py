@@ -14,9 +14,13 @@ class Recorder:
 
     Kinds: `tokens` and, by layer, `window`, `topk`, `candidates`, `experts` (per computed row), `main`, `index` (per
     written group, at the position of its first token), and `logits`.
+
+    With `analysis` also what no judge needs: `query` (rotated heads), `index_query` and `index_heads` (per computed
+    row of a selecting layer), and `index_values` (index keys of written groups before they are quantised).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, analysis: bool = False) -> None:
+        self.analysis = analysis
         self._rows: dict[str, list[torch.Tensor]] = {}
 
     def add(self, key: str, rows: torch.Tensor, positions: torch.Tensor) -> None:
@@ -42,6 +46,7 @@ class StepRecorder:
 
     def __init__(self, recorders: dict[int, Recorder]) -> None:
         self._recorders = recorders  # chunk index -> recorder
+        self.analysis = any(recorder.analysis for recorder in recorders.values())
 
     def add(self, key: str, rows: torch.Tensor, positions: torch.Tensor, owner: torch.Tensor) -> None:
         """`owner` int64 [T] is the chunk that each row belongs to."""

@@ -69,6 +69,6 @@ class Streams:
         self._post = self._post.index_select(0, rows)
         self._comb = self._comb.index_select(0, rows)
 
-    def collapse(self, norm: torch.Tensor) -> torch.Tensor:
-        """The head's input, float32 [T, hidden]: mixed with the last `pre`, then normed."""
+    def collapse(self, norm: torch.Tensor | None) -> torch.Tensor:
+        """The head's input, float32 [T, hidden]: mixed with the last `pre`, then normed unless `norm` is None."""
         return mhc_engram.hc_mix(self.settle(), self._pre, norm, self._config.rms_norm_eps)

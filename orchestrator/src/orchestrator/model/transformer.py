@@ -14,6 +14,7 @@ from orchestrator.model.moe import Moe
 from orchestrator.model.record import StepRecorder
 from orchestrator.model.rope import RopeTable, inverse_frequencies
 from orchestrator.model.streams import Streams
+from orchestrator.model.taps import Taps
 from orchestrator.model.weights import ModelWeights
 
 
@@ -42,8 +43,17 @@ class Transformer:
             )
         )
 
-    def forward(self, batch: StepBatch, cache: CachePools, recorder: StepRecorder | None = None) -> torch.Tensor:
-        """Compute a step: write its cache rows and return logits float32 [len(batch.logit_rows), vocab]."""
+    def forward(
+        self,
+        batch: StepBatch,
+        cache: CachePools,
+        recorder: StepRecorder | None = None,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
+        """Compute a step: write its cache rows and return logits float32 [len(batch.logit_rows), vocab].
+
+        `taps`, a fresh one for each step, receives what the draft stages read.
+        """
         config, first_decoder = self.config, self.config.encoder_layers
         rows, is_image = batch.encoder, batch.is_image
         streams = Streams(config, self.weights.embed[batch.tokens].float())
@@ -76,10 +86,14 @@ class Transformer:
                 x = streams.enter(weights.hc_attn, weights.attn_norm)
                 if attention.is_full:
                     attention.write_global(x, batch, cache, group_rope[attention.ratio], recorder)
+            if taps is not None and layer in taps.layers:
+                taps.take(streams.settle())
             rope = ropes[0] if attention.ratio == 0 else ropes[1]
             streams.leave(attention(x, rows, batch, cache, rope, selection, recorder))
             x = streams.enter(weights.hc_ffn, weights.ffn_norm)
             streams.leave(self.moe[layer](x, is_image, rows, recorder))
+        if taps is not None:
+            taps.close(rows, batch.slots)
         return self._logits(streams, rows, batch, recorder)
 
     def _ropes(self, rows: Rows, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
