@@ -1,0 +1,1 @@
+"""Training of the small models: corpus, optimiser, loop and export."""

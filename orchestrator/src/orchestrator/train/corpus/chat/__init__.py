@@ -1,0 +1,1 @@
+"""Templates of the made-up conversations. All text in here was written for this project."""
