@@ -13,8 +13,12 @@ Row = Mapping[str, Any]
 
 
 def load(folder: Path = RESULTS) -> dict[str, list[Row]]:
-    """Newest rows of each `<device>.jsonl`, by device, sorted by op, point and backend."""
-    return {path.stem: newest(read_rows(path)) for path in sorted(folder.glob("*.jsonl"))}
+    """Newest rows of each `<device>.jsonl`, by device, sorted by op, point and backend.
+
+    `quality.jsonl` holds no timings and is left to `orchestrator.evaluate.ledger`.
+    """
+    files = (path for path in sorted(folder.glob("*.jsonl")) if path.stem != "quality")
+    return {path.stem: newest(read_rows(path)) for path in files}
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
