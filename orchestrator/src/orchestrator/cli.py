@@ -17,6 +17,8 @@ Examples:
   fathom generate "A point:" --json-schema schema.json --temperature 0
   fathom serve --port 8000
   fathom init v41-mini models/mine --seed 7
+  fathom eval --quick
+  fathom train --smoke
   fathom bench list
   fathom doctor
   fathom test packages/mla_fp4 -k topk
@@ -113,6 +115,62 @@ def init(
     from orchestrator.commands.init import init as run
 
     raise typer.Exit(run(name, path, seed, force))
+
+
+@app.command(
+    name="eval",
+    epilog="\b\nExamples:\n  fathom eval\n  fathom eval --only bits,replay --quick\n"
+    "  fathom eval models/mine --json results.json",
+)
+def evaluate(
+    model: Annotated[str | None, typer.Argument(help="folder of a checkpoint, or v41-mini or v41-nano")] = None,
+    only: Annotated[
+        str, typer.Option(help="sections, with commas: bits,replay,acceptance,calibration,recall,needle")
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="small samples: about a minute")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="large samples")] = False,
+    json: Annotated[Path | None, typer.Option(help="write all results to this file")] = None,
+    plots: Annotated[Path | None, typer.Option(help="draw plots into this folder")] = None,
+    page: Annotated[Path | None, typer.Option(help="rewrite the tables of this Markdown page")] = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="add the results to bench/results/quality.jsonl")] = False,
+    seed: Annotated[int, typer.Option(help="of samples and prompts")] = 0,
+    threads: Threads = None,
+) -> None:
+    """Measure a model: bits per byte, replay, drafts, calibration, index recall, retrieval."""
+    from orchestrator.commands.eval import EvalOptions
+    from orchestrator.commands.eval import evaluate as run
+
+    values = {name: value for name, value in locals().items() if name in EvalOptions.__dataclass_fields__}
+    raise typer.Exit(run(EvalOptions(**values)))
+
+
+@app.command(
+    epilog="\b\nExamples:\n  fathom train --smoke\n  fathom train v41-mini --device cuda --minutes 9\n"
+    "  fathom train v41-mini --stages data"
+)
+def train(
+    name: Annotated[str, typer.Argument(help="v41-mini or v41-nano")] = "v41-mini",
+    out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/NAME")] = None,
+    data: Annotated[Path | None, typer.Option(help="dataset folder; made below the run folder if missing")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one")] = None,
+    steps: Annotated[int | None, typer.Option(help="of the backbone")] = None,
+    drafter_steps: Annotated[int | None, typer.Option(help="of the draft stages")] = None,
+    minutes: Annotated[float | None, typer.Option(help="stop in time and say how to go on")] = None,
+    seed: Annotated[int, typer.Option(help="of start values and the order of the data")] = 0,
+    stages: Annotated[
+        str | None, typer.Option(help="some of data,backbone,drafter,export,calibrate,card; default: all")
+    ] = None,
+    export_to: Annotated[Path | None, typer.Option(help="model folder; default: model in the run folder")] = None,
+    lr: Annotated[float | None, typer.Option(help="peak learning rate of the backbone")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="try the whole chain on v41-nano, in seconds")] = False,
+) -> None:
+    """Train a small model from text to a checkpoint; every stage goes on where it was stopped."""
+    from orchestrator.commands.train import STAGES, TrainOptions
+    from orchestrator.commands.train import train as run
+
+    values = {name: value for name, value in locals().items() if name in TrainOptions.__dataclass_fields__}
+    wanted = STAGES if stages is None else tuple(part.strip() for part in stages.split(","))
+    raise typer.Exit(run(TrainOptions(**{**values, "stages": wanted})))
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)
