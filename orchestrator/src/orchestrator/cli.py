@@ -48,9 +48,14 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="text to continue; - reads standard input")],
     model: Model = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="new tokens at most")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most likely token")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="smallest set of tokens with this probability, in (0, 1]")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="the k most likely tokens; 0 takes all")] = 0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="0 takes the likeliest token; default: what the model asks for, else 1"),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="smallest set of tokens with this probability, in (0, 1]; default likewise")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="the k most likely tokens; 0 takes all")] = None,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same text")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
     json_schema: Annotated[

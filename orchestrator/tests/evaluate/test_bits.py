@@ -18,12 +18,13 @@ def logits_of(model, tokens):
 
 def test_the_engine_is_scored_on_every_token_but_the_first(nano, heldout):
     windows = heldout.windows(3, 200)
-    engine, unquantised = model_bits(nano, windows)
+    engine, unquantised, every_row = model_bits(nano, windows)
     nats = sum(float(_nats(logits_of(nano, w.tokens)[:-1], w.tokens[1:]).sum()) for w in windows)
     size = sum(sum(w.bytes[1:]) for w in windows)
     assert engine.bits_per_byte == pytest.approx(nats / math.log(2) / size)
     assert engine.bytes == size and engine.tokens == 3 * 199 and engine.ratio == 1
-    assert unquantised.ratio != 1 and unquantised.ratio == pytest.approx(1, abs=0.2)
+    for row in (unquantised, every_row):  # 200 tokens are more rows than a selection holds
+        assert row.ratio != 1 and row.ratio == pytest.approx(1, abs=0.2)
 
 
 def test_a_reference_that_is_the_engine_has_no_loss(nano, heldout):
@@ -32,10 +33,17 @@ def test_a_reference_that_is_the_engine_has_no_loss(nano, heldout):
     rows = model_bits(nano, windows, reference=lambda t: logits_of(nano, t.tolist()), tick=done.append)
     reference = {r.name: r for r in rows}["reference"]
     assert reference.ratio == pytest.approx(1) and reference.ratio_stderr == pytest.approx(0, abs=1e-9)
-    assert sum(done) == 3 * 2 * 200
+    assert sum(done) == 4 * 2 * 200
 
-    uniform = model_bits(nano, windows, reference=lambda t: torch.zeros(len(t), nano.config.vocab_size))[2]
+    rows = model_bits(nano, windows, reference=lambda t: torch.zeros(len(t), nano.config.vocab_size))
+    uniform = {r.name: r for r in rows}["reference"]
     assert uniform.bits_per_byte == pytest.approx(9 * uniform.tokens / uniform.bytes)  # 512 tokens
+
+
+def test_selections_that_hold_every_row_change_nothing(nano, heldout):
+    short = heldout.windows(2, nano.config.index_topk)
+    rows = {r.name: r for r in model_bits(nano, short)}
+    assert rows["every row read"].ratio == 1 and rows["every row read"].bits_per_byte == rows["engine"].bits_per_byte
 
 
 def test_decoder_replay_within_its_reach_is_exact(nano, heldout):

@@ -55,6 +55,7 @@ def test_every_section_has_figures(results):
         "bits_engine", "bits_unquantised_ratio", "bits_decoder_replay_ratio", "replay_h128_hit_ratio",
         "replay_h256_hit_decoder_replay_ratio", "acceptance_greedy_code_length", "acceptance_t1_all_draft1",
         "calibration_ece_after", "recall_c200_l6_selected", "needle_150",
+        "needle_150_every_row_read", "bits_every_row_read_ratio",
     ):  # fmt: skip
         assert expected in names
     assert set(results.seconds) == {"acceptance", "bits", "replay", "recall", "needle"}
@@ -133,4 +134,4 @@ def test_sections_are_chosen_and_checked(nano_folder, nano, heldout, monkeypatch
 def test_sizes_are_cut_to_what_there_is(nano):
     cut = SIZES["default"].within(nano.config, longest=2000)
     assert cut.window == 1280 and list(cut.replay) == [256, 1024] and list(cut.recall) == [1024]
-    assert list(cut.needle) == [1024]  # 4096 positions leave no room for the answer behind 4096 tokens
+    assert list(cut.needle) == [512, 1024]  # 4096 positions leave no room for the answer behind 4096 tokens

@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.commands.errors import UsageError
 from orchestrator.commands.paths import find_model
@@ -23,9 +23,9 @@ class GenerateOptions:
     prompt: str
     model: str | None = None
     max_tokens: int = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     json_schema: str | None = None
@@ -45,8 +45,11 @@ def generate(options: GenerateOptions) -> int:
     if not prompt:
         raise UsageError("The prompt is empty; give some text, or - to read it from standard input")
     use_threads(options.threads)
-    params = _params(options)
+    _params(options, {})  # refuses bad values before a model is looked for
     folder = find_model(options.model)
+    from orchestrator.text.sampling import sampling_defaults
+
+    params = _params(options, sampling_defaults(folder))
     from orchestrator.engine.llm import LLM
     from orchestrator.engine.request import Finished, Ready, TokenOutput
 
@@ -72,15 +75,14 @@ def generate(options: GenerateOptions) -> int:
     return 0
 
 
-def _params(options: GenerateOptions) -> SamplingParams:
+def _params(options: GenerateOptions, defaults: dict[str, Any]) -> SamplingParams:
     from orchestrator.engine.request import SamplingParams
 
+    given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     try:
         return SamplingParams(
             max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
+            **(defaults | {name: value for name, value in given.items() if value is not None}),
             seed=options.seed,
             stop=options.stop,
             grammar=_grammar(options),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from orchestrator.evaluate.every_row import reading_every_row
 from orchestrator.evaluate.feed import Bounds, Feeder, Piece
 from orchestrator.evaluate.statistics import ratio_of_sums
 from orchestrator.evaluate.text import Window
@@ -54,7 +55,7 @@ class _Scores:
 def model_bits(
     model: Transformer, windows: Sequence[Window], *, reference: Logits | None = None, tick: Tick = lambda _: None
 ) -> list[Bits]:
-    """The engine with its caches as trained, without quantised caches, the reference, and with decoder replay.
+    """The engine as trained, without quantised caches, without selection, the reference, and with decoder replay.
 
     Every window is a cold prompt. For decoder replay its last `SCORED` tokens follow a prompt that ran the decoder on
     its last `keep_tokens` only; that ratio compares the same tokens of the exact run.
@@ -64,6 +65,7 @@ def model_bits(
     rows = [
         _row("engine", windows, exact, exact),
         _row("unquantised", windows, _whole(model, windows, False, tick), exact),
+        _row("every row read", windows, _whole(reading_every_row(model, size), windows, True, tick), exact),
     ]
     if reference is not None:
         nats = []

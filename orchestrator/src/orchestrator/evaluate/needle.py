@@ -21,13 +21,17 @@ MakePrompt = Callable[[random.Random, int, float], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Needle:
-    """Trials of one length and depth: how many were right to the last character, and the share of right characters."""
+    """Trials of one length and depth: how many were right to the last character, and the share of right characters.
+
+    `every_row`: no selection was in force, every visible compressed row was read.
+    """
 
     tokens: int
     depth: float
     trials: int
     exact: int
     characters: float
+    every_row: bool = False
 
 
 def hit_rate(needles: Sequence[Needle]) -> Estimate:

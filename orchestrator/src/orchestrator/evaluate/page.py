@@ -96,10 +96,10 @@ def _recall(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _needles(rows: Sequence[Mapping[str, Any]], depths: Sequence[float]) -> Iterator[tuple[str, ...]]:
-    for tokens in dict.fromkeys(n["tokens"] for n in rows):
-        own = {n["depth"]: n for n in rows if n["tokens"] == tokens}
+    for every_row, tokens in dict.fromkeys((n["every_row"], n["tokens"]) for n in rows):
+        own = {n["depth"]: n for n in rows if (n["every_row"], n["tokens"]) == (every_row, tokens)}
         cells = (f"{own[d]['exact']}/{own[d]['trials']} ({own[d]['characters']:.0%})" for d in depths)
-        yield str(tokens), *cells
+        yield f"{tokens:,}{', every row read' if every_row else ''}", *cells
 
 
 def _estimate(value: Mapping[str, float | None], digits: int) -> str:

@@ -133,16 +133,16 @@ def _draw_recall(axes: Any, results: Results) -> None:
 
 
 def _draw_needle(axes: Any, results: Results) -> None:
-    lengths = list(dict.fromkeys(n.tokens for n in results.needle))
+    lengths = list(dict.fromkeys((n.every_row, n.tokens) for n in results.needle))
     depths = list(dict.fromkeys(n.depth for n in results.needle))
-    cells = {(n.tokens, n.depth): n for n in results.needle}
+    cells = {((n.every_row, n.tokens), n.depth): n for n in results.needle}
     grid = [[cells[t, d].exact / cells[t, d].trials for d in depths] for t in lengths]
     axes.imshow(grid, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
     for i, t in enumerate(lengths):
         for j, d in enumerate(depths):
             axes.text(j, i, f"{cells[t, d].exact}/{cells[t, d].trials}", ha="center", va="center")
     axes.set_xticks(range(len(depths)), [f"{d:g}" for d in depths])
-    axes.set_yticks(range(len(lengths)), [str(t) for t in lengths])
+    axes.set_yticks(range(len(lengths)), [f"{t}\n(every row)" if every_row else str(t) for every_row, t in lengths])
     axes.set_xlabel("depth of the value in the text")
     axes.set_ylabel("tokens")
     axes.set_title("Values written back exactly")

@@ -114,10 +114,10 @@ def _needle_table(needles: Sequence[Needle]) -> Table:
     depths = list(dict.fromkeys(n.depth for n in needles))
     title = "Retrieval: exact answers of trials (right characters)"
     table = _table(title, "tokens", *(f"depth {d:g}" for d in depths))
-    for tokens in dict.fromkeys(n.tokens for n in needles):
-        own = {n.depth: n for n in needles if n.tokens == tokens}
+    for every_row, tokens in dict.fromkeys((n.every_row, n.tokens) for n in needles):
+        own = {n.depth: n for n in needles if (n.every_row, n.tokens) == (every_row, tokens)}
         cells = [f"{n.exact}/{n.trials} ({n.characters:.0%})" for n in (own[d] for d in depths)]
-        table.add_row(str(tokens), *cells)
+        table.add_row(f"{tokens}{', every row read' if every_row else ''}", *cells)
     return table
 
 

@@ -109,7 +109,7 @@ def _recall(results: Results) -> Iterator[Figure]:
 
 
 def _needle(results: Results) -> Iterator[Figure]:
-    for tokens in dict.fromkeys(n.tokens for n in results.needle):
-        own = [n for n in results.needle if n.tokens == tokens]
-        rate = hit_rate(own)
-        yield Figure(f"needle_{tokens}", rate.value, "rate", rate.stderr, sum(n.trials for n in own))
+    for every_row, tokens in dict.fromkeys((n.every_row, n.tokens) for n in results.needle):
+        own = [n for n in results.needle if (n.every_row, n.tokens) == (every_row, tokens)]
+        rate, name = hit_rate(own), f"needle_{tokens}{'_every_row_read' if every_row else ''}"
+        yield Figure(name, rate.value, "rate", rate.stderr, sum(n.trials for n in own))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.evaluate.acceptance import Acceptance, measure_acceptance
 from orchestrator.evaluate.bits import SCORED, Logits, Tick, model_bits, replay_bits
 from orchestrator.evaluate.calibration import calibrate
+from orchestrator.evaluate.every_row import reading_every_row
 from orchestrator.evaluate.needle import MakePrompt, measure_needles
 from orchestrator.evaluate.prompts import QUESTIONS, code_prompts, conversation_prompts
 from orchestrator.evaluate.recall import measure_recall
@@ -75,7 +77,7 @@ class Evaluation:
 
     def _bits(self) -> None:
         windows = self.heldout.windows(self.sizes.bits, self.sizes.window)
-        passes = 2.5 + (self.reference is not None)
+        passes = 3.5 + (self.reference is not None)
         tick = self.progress("bits", int(passes * len(windows) * self.sizes.window))
         if self.reference is None:
             self.results.notes.append("There was no reference implementation to compare with.")
@@ -122,11 +124,15 @@ class Evaluation:
         if self.needles is None:
             self.results.notes.append("There was nothing to make retrieval prompts with.")
             return
-        depths = self.sizes.depths
-        tick = self.progress("needle", sum(c * n * len(depths) for c, n in self.sizes.needle.items()))
-        for tokens, trials in self.sizes.needle.items():
-            for depth in depths:
-                needle = measure_needles(
-                    self.model, self.heldout.tokenizer, self.needles, tokens, depth, trials, seed=self.seed, tick=tick
-                )
-                self.results.needle.append(needle)
+        depths, sizes = self.sizes.depths, self.sizes.needle
+        wide = {tokens: trials for tokens, trials in sizes.items() if tokens <= self.sizes.every_row}
+        work = [(self.model, False, sizes), (reading_every_row(self.model, max(wide, default=0) + 64), True, wide)]
+        total = sum(tokens * trials * len(depths) for _, _, each in work for tokens, trials in each.items())
+        tick = self.progress("needle", total)
+        for model, every_row, each in work:
+            for tokens, trials in each.items():
+                for depth in depths:
+                    needle = measure_needles(
+                        model, self.heldout.tokenizer, self.needles, tokens, depth, trials, seed=self.seed, tick=tick
+                    )
+                    self.results.needle.append(replace(needle, every_row=every_row))

@@ -21,6 +21,7 @@ class Sizes:
     output: tokens of each continuation.
     recall: context length -> texts.
     needle: text length -> trials at each depth.
+    every_row: retrieval without selection too, up to this length.
     """
 
     bits: int
@@ -33,6 +34,7 @@ class Sizes:
     window: int = 1280
     prompt_tokens: int = 384
     depths: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    every_row: int = 4096
 
     def within(self, config: ModelConfig, longest: int) -> Sizes:
         """What of it a model with so many positions and texts of at most `longest` tokens allow."""
@@ -51,14 +53,14 @@ class Sizes:
 SIZES = {
     "quick": Sizes(
         bits=8, replay={256: 4, 1024: 2}, prompts=8, questions=8, output=64,
-        recall={1024: 2, 4096: 1}, needle={1024: 1, 4096: 1}, depths=(0.1, 0.5, 0.9),
+        recall={1024: 2, 4096: 1}, needle={512: 1, 1024: 1, 4096: 1}, depths=(0.1, 0.5, 0.9), every_row=1024,
     ),
     "default": Sizes(
-        bits=48, replay={256: 24, 1024: 16, 4096: 8}, prompts=32, questions=32, output=128,
-        recall={1024: 4, 4096: 2, 16384: 1}, needle={1024: 6, 4096: 3, 16384: 1},
+        bits=40, replay={256: 48, 1024: 32, 4096: 12}, prompts=32, questions=32, output=192,
+        recall={1024: 8, 4096: 4, 16384: 2}, needle={512: 4, 1024: 8, 4096: 4, 16384: 2},
     ),
     "thorough": Sizes(
         bits=200, replay={256: 100, 1024: 64, 4096: 32}, prompts=96, questions=32, output=256,
-        recall={1024: 12, 4096: 8, 16384: 4}, needle={1024: 20, 4096: 12, 16384: 5},
+        recall={1024: 12, 4096: 8, 16384: 4}, needle={512: 20, 1024: 20, 4096: 12, 16384: 5},
     ),
 }  # fmt: skip

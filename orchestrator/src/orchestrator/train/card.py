@@ -25,7 +25,7 @@ def write_card(folder: str | Path, facts: Mapping[str, Any]) -> Path:
     sizes          {what: value}, for instance {"parameters": 29981074}
     use            command line to run it
     data           `meta.json` of the dataset folder
-    training       {"command", "hardware", "stages": [{"name", "steps", "tokens", "seconds", "phases": [dict]}]}
+    training       {"command", "hardware", "stages": [{"name", "steps", "tokens", "seconds", "phases", "note"}]}
     results        {measure: {"value", "unit", "stderr", "samples", "note"}}, all but the value optional
     limits         list of sentences
     logs           {stage: path of its log}; a table of some rows here, all lines go to training-log.jsonl
@@ -100,6 +100,7 @@ def _training(training: Mapping[str, Any] | None) -> list[str]:
     ]
     if rows:
         parts.append(_table(("stage", "steps", "tokens", "time"), rows))
+    parts += [f"{stage['name']}: {stage['note']}" for stage in training.get("stages", []) if stage.get("note")]
     for stage in training.get("stages", []):
         if phases := stage.get("phases"):
             names = list(phases[0])

@@ -29,13 +29,14 @@ class CapturedGradients:
     def __call__(self, tokens: torch.Tensor, phase: Any, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """(loss, metrics), with the gradients in the parameters' `grad`."""
         if phase != self._phase and not self._plain:
-            began = time.monotonic()
+            began, load = time.monotonic(), self._model.load.clone()
             try:
                 self._capture(tokens, phase, step)
                 print(f"captured {phase} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-            except RuntimeError as error:
+            except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch without CUDA
                 self._plain, self._graph = True, None
                 print(f"going on without a CUDA graph: {error}", file=sys.stderr, flush=True)
+            self._model.load.copy_(load)  # what passes before the first real one have counted
         if self._graph is None:
             for parameter in self._parameters():
                 parameter.grad = None
@@ -53,7 +54,6 @@ class CapturedGradients:
         for name in ("_loss", "_metrics", "_tokens"):  # memory of the last graph
             vars(self).pop(name, None)
         parameters = self._parameters()
-        load = self._model.load.clone()
 
         def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             for parameter in parameters:
@@ -88,7 +88,6 @@ class CapturedGradients:
         if any(abs(a - b) > 0.01 * abs(a) for a, b in zip(expected, found, strict=True)):
             self._graph = None
             raise RuntimeError(f"loss and gradient norm: got {found} from the graph, {expected} from the plain pass")
-        self._model.load.copy_(load)  # what the passes counted
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for p in self._model.tensors().values() if p.requires_grad]

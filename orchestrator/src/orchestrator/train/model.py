@@ -217,7 +217,7 @@ class TrainModel(nn.Module):
         A function of the tokens, so that it needs no state; none to eight beginnings a sequence, two on average.
         """
         length = tokens.shape[1]
-        rate = noise(tokens[:, :1], salt=1) * 4 / length
+        rate = noise(tokens, salt=1)[:, :1] * 4 / length
         starts = noise(tokens, salt=2) < rate
         return torch.where(starts, torch.arange(length, device=tokens.device), 0).cummax(-1).values
 

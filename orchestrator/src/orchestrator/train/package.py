@@ -12,10 +12,13 @@ import torch
 from orchestrator.evaluate.card import read_card
 from orchestrator.model.checkpoint import Checkpoint, parameter_count, verify_checkpoint
 from orchestrator.model.config import ModelConfig
+from orchestrator.text.sampling import write_sampling_defaults
 from orchestrator.train.card import write_card
 from orchestrator.train.curves import plot_curves
 from orchestrator.train.export import export_checkpoint, without_drafter
 from orchestrator.train.stages import Plan, Record, load_trained
+
+_TEMPERATURE, _TOP_P = 0.5, 0.95  # a small model puts too much on tokens that make no sense
 
 
 def package(plan: Plan, record: Record, folder: Path, *, command: str) -> ModelConfig:
@@ -28,6 +31,7 @@ def package(plan: Plan, record: Record, folder: Path, *, command: str) -> ModelC
     config, tensors = _model(plan, record)
     config = export_checkpoint(tensors, config, folder, overwrite=True)
     verify_checkpoint(folder)
+    write_sampling_defaults(folder, temperature=_TEMPERATURE, top_p=_TOP_P)
     describe(plan, record, folder, command=command)
     return config
 
