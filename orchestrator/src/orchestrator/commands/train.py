@@ -131,8 +131,8 @@ def _build_data(plan: Plan, record: Record, options: TrainOptions) -> None:
     if (plan.data / "meta.json").is_file():
         _note(f"data: {plan.data} is there")
         return
+    from orchestrator.corpus.build import build_dataset
     from orchestrator.model.presets import preset
-    from orchestrator.train.corpus.build import build_dataset
 
     limit = _SMOKE_BYTES if options.smoke else None
     meta = build_dataset(

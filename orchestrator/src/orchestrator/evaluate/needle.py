@@ -43,7 +43,7 @@ def hit_rate(needles: Sequence[Needle]) -> Estimate:
 
 def needle_maker(tokenizer: Tokenizer, filler: Sequence[str]) -> MakePrompt:
     """Prompts in the form that the model was trained to answer, filled up with `filler` texts."""
-    from orchestrator.train.corpus.retrieval import needle_prompt
+    from orchestrator.corpus.retrieval import needle_prompt
 
     def make(rng: random.Random, tokens: int, depth: float) -> tuple[str, str]:
         return needle_prompt(rng, tokens, depth, filler=filler, count=lambda text: len(tokenizer.encode(text)))

@@ -16,14 +16,14 @@ JOINED_BELOW = 2048
 
 def heldout_documents() -> list[Document]:
     """Texts that training never saw."""
-    from orchestrator.train.corpus.heldout import heldout_texts
+    from orchestrator.corpus.heldout import heldout_texts
 
     return list(heldout_texts())
 
 
 def changed_texts(documents: Sequence[Document]) -> list[str]:
     """A note if the texts here are not those that published figures were taken on; else nothing."""
-    from orchestrator.train.corpus.heldout import differences
+    from orchestrator.corpus.heldout import differences
 
     names = differences(documents)
     if not names:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.train.corpus import heldout
-from orchestrator.train.corpus.chat.exchange import Exchange, pick
+from orchestrator.corpus import heldout
+from orchestrator.corpus.chat.exchange import Exchange, pick
 
 # None of the held-out modules: what their docstrings say would be known from here.
 MODULES = tuple((Path(__file__).parent / "modules.txt").read_text(encoding="utf-8").split())

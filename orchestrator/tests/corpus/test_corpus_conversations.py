@@ -9,14 +9,14 @@ import deepseek_recipe as recipe
 import pytest
 from jsonschema import validate
 
+from orchestrator.corpus.chat import arithmetic, json_answers, python_code, python_library, small_talk, tools
+from orchestrator.corpus.conversations import Encoder, make_chat, to_recipe
+from orchestrator.corpus.heldout import MODULES
 from orchestrator.engine.grammar import GrammarCompiler
 from orchestrator.server import ServerSettings
 from orchestrator.server.api import CHAT
 from orchestrator.server.convert import Converter
 from orchestrator.text import bundled_tokenizer
-from orchestrator.train.corpus.chat import arithmetic, json_answers, python_code, python_library, small_talk, tools
-from orchestrator.train.corpus.conversations import Encoder, make_chat, to_recipe
-from orchestrator.train.corpus.heldout import MODULES
 
 MODEL = "v41-mini"
 

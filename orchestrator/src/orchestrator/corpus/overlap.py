@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from orchestrator.train.corpus.document import line_keys
+from orchestrator.corpus.document import line_keys
 
 
 class Guard:

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.train.corpus.debian_docs import LICENCE as DOCS_LICENCE
-from orchestrator.train.corpus.debian_docs import PACKAGE, docs_documents, docs_version, fetch_docs
-from orchestrator.train.corpus.document import Document
-from orchestrator.train.corpus.filters import Copies, limited, why_not
-from orchestrator.train.corpus.heldout import heldout_texts
-from orchestrator.train.corpus.overlap import Guard
-from orchestrator.train.corpus.stdlib import LICENCE as STDLIB_LICENCE
-from orchestrator.train.corpus.stdlib import stdlib_documents, topic_documents
-from orchestrator.train.corpus.wheels import Package, fetch_wheel, file_digest, wheel_documents, wheel_licence
+from orchestrator.corpus.debian_docs import LICENCE as DOCS_LICENCE
+from orchestrator.corpus.debian_docs import PACKAGE, docs_documents, docs_version, fetch_docs
+from orchestrator.corpus.document import Document
+from orchestrator.corpus.filters import Copies, limited, why_not
+from orchestrator.corpus.heldout import heldout_texts
+from orchestrator.corpus.overlap import Guard
+from orchestrator.corpus.stdlib import LICENCE as STDLIB_LICENCE
+from orchestrator.corpus.stdlib import stdlib_documents, topic_documents
+from orchestrator.corpus.wheels import Package, fetch_wheel, file_digest, wheel_documents, wheel_licence
 
 SOURCE_LIMIT = 2_200_000
 """Characters taken from one package at most, so that no single style outweighs the others."""

@@ -14,17 +14,17 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernel_core.check import require
+from orchestrator.corpus.encode import TextEncoder
+from orchestrator.corpus.folder import check_new, engram_constants, write_folder
+from orchestrator.corpus.gather import Gathered, Source, gather
+from orchestrator.corpus.heldout import differences, heldout_texts
+from orchestrator.corpus.made import chat_documents, retrieval_documents, up_to
+from orchestrator.corpus.packages import PACKAGES
+from orchestrator.corpus.wheels import Package
 from orchestrator.model.config import ModelConfig
 from orchestrator.text.files import bundled_tokenizer
 from orchestrator.text.specials import SMALL_VOCABULARIES
 from orchestrator.text.tokenizer import Tokenizer
-from orchestrator.train.corpus.encode import TextEncoder
-from orchestrator.train.corpus.folder import check_new, engram_constants, write_folder
-from orchestrator.train.corpus.gather import Gathered, Source, gather
-from orchestrator.train.corpus.heldout import differences, heldout_texts
-from orchestrator.train.corpus.made import chat_documents, retrieval_documents, up_to
-from orchestrator.train.corpus.packages import PACKAGES
-from orchestrator.train.corpus.wheels import Package
 
 CHAT_SHARE, RETRIEVAL_SHARE = 0.06, 0.04
 """Parts of all training tokens."""

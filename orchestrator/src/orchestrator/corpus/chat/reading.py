@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from orchestrator.train.corpus.chat.exchange import Exchange, Step, pick
-from orchestrator.train.corpus.words import ANIMALS, CITIES, COLOURS, JOBS, NAMES, NOUNS, OBJECTS, article
+from orchestrator.corpus.chat.exchange import Exchange, Step, pick
+from orchestrator.corpus.words import ANIMALS, CITIES, COLOURS, JOBS, NAMES, NOUNS, OBJECTS, article
 
 _PLACES = (
     "kitchen",

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from orchestrator.corpus import build
+from orchestrator.corpus.build import build_dataset
+from orchestrator.corpus.gather import gather
+from orchestrator.corpus.heldout import heldout_texts
+from orchestrator.corpus.wheels import Package
 from orchestrator.model.engram_tables import EngramTables, compressed_vocab_size
 from orchestrator.model.presets import v41_mini, v41_nano
 from orchestrator.text import bundled_tokenizer
-from orchestrator.train.corpus import build
-from orchestrator.train.corpus.build import build_dataset
-from orchestrator.train.corpus.gather import gather
-from orchestrator.train.corpus.heldout import heldout_texts
-from orchestrator.train.corpus.wheels import Package
 
 LIMIT = 60_000
 FILES = ["engram.npz", "heldout.npy", "heldout_starts.npy", "meta.json", "train.npy", "train_starts.npy"]
@@ -127,7 +127,7 @@ def test_a_failing_package_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_documentation_is_left_out_with_a_note_where_it_cannot_be_had(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("orchestrator.train.corpus.gather.STDLIB_LIMIT", LIMIT)
+    monkeypatch.setattr("orchestrator.corpus.gather.STDLIB_LIMIT", LIMIT)
     gathered = gather(tmp_path, [])
     assert gathered.notes and "documentation" in gathered.notes[0]
     assert {source.name for source in gathered.sources} == {"python", "python topics"}

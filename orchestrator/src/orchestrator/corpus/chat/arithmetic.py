@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from orchestrator.train.corpus.chat.exchange import Exchange, pick
-from orchestrator.train.corpus.words import CITIES, NAMES, OBJECTS, plural
+from orchestrator.corpus.chat.exchange import Exchange, pick
+from orchestrator.corpus.words import CITIES, NAMES, OBJECTS, plural
 
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from orchestrator.train.corpus.document import Document, line_keys, order_key
+from orchestrator.corpus.document import Document, line_keys, order_key
 
 SMALLEST, LARGEST = 200, 400_000  # characters
 TEST_SHARE = 0.2

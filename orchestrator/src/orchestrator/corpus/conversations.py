@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import deepseek_recipe as recipe
 
+from orchestrator.corpus.chat.arithmetic import arithmetic
+from orchestrator.corpus.chat.exchange import Chat, Exchange, Step, Template
+from orchestrator.corpus.chat.json_answers import json_chat
+from orchestrator.corpus.chat.python_code import explain_code, fix_code, what_prints, write_code
+from orchestrator.corpus.chat.python_library import library
+from orchestrator.corpus.chat.reading import reading, remember
+from orchestrator.corpus.chat.small_talk import small_talk
+from orchestrator.corpus.chat.strings import evaluate, strings
+from orchestrator.corpus.chat.tools import tool_chat
 from orchestrator.text.specials import THINK_END
 from orchestrator.text.tokenizer import Tokenizer
-from orchestrator.train.corpus.chat.arithmetic import arithmetic
-from orchestrator.train.corpus.chat.exchange import Chat, Exchange, Step, Template
-from orchestrator.train.corpus.chat.json_answers import json_chat
-from orchestrator.train.corpus.chat.python_code import explain_code, fix_code, what_prints, write_code
-from orchestrator.train.corpus.chat.python_library import library
-from orchestrator.train.corpus.chat.reading import reading, remember
-from orchestrator.train.corpus.chat.small_talk import small_talk
-from orchestrator.train.corpus.chat.strings import evaluate, strings
-from orchestrator.train.corpus.chat.tools import tool_chat
 
 THINKING_SHARE = 0.15
 SYSTEM_SHARE = 0.25

@@ -13,8 +13,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestrator.train.corpus.document import clean, order_key
-from orchestrator.train.corpus.stdlib import stdlib_root, topics
+from orchestrator.corpus.document import clean, order_key
+from orchestrator.corpus.stdlib import stdlib_root, topics
 
 MODULES = (
     "argparse.py",

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from kernel_core.check import require
+from orchestrator.corpus.encode import TextEncoder
+from orchestrator.corpus.heldout import heldout_texts
+from orchestrator.corpus.words import NOUNS
 from orchestrator.text.files import bundled_tokenizer
-from orchestrator.train.corpus.encode import TextEncoder
-from orchestrator.train.corpus.heldout import heldout_texts
-from orchestrator.train.corpus.words import NOUNS
 
 SHORTEST, LONGEST = 256, 12_000  # tokens
 MOST_NEEDLES = 8

@@ -8,10 +8,10 @@ from itertools import count
 
 import numpy as np
 
+from orchestrator.corpus.conversations import Encoder, make_chat
+from orchestrator.corpus.encode import TextEncoder
+from orchestrator.corpus.retrieval import retrieval_document
 from orchestrator.text.tokenizer import Tokenizer
-from orchestrator.train.corpus.conversations import Encoder, make_chat
-from orchestrator.train.corpus.encode import TextEncoder
-from orchestrator.train.corpus.retrieval import retrieval_document
 
 
 def chat_documents(tokenizer: Tokenizer, seed: str, taken: Collection[bytes] = ()) -> Iterator[np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.train.corpus.wheels import Package
+from orchestrator.corpus.wheels import Package
 
 
 def read_packages(text: str) -> tuple[Package, ...]:

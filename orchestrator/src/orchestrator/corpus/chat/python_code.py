@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.train.corpus.chat.exchange import Exchange, pick
-from orchestrator.train.corpus.words import ANIMALS, NAMES, NOUNS, OBJECTS
+from orchestrator.corpus.chat.exchange import Exchange, pick
+from orchestrator.corpus.words import ANIMALS, NAMES, NOUNS, OBJECTS
 
 _FILE = Path(__file__).parent / "functions.txt"
 

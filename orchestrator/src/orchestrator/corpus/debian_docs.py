@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.train.corpus.document import Document, clean
+from orchestrator.corpus.document import Document, clean
 
 PACKAGE = "python3.11-doc"
 LICENCE = "PSF-2.0"

@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.train.corpus.document import Document, clean
+from orchestrator.corpus.document import Document, clean
 
 LICENCE = "PSF-2.0"
 _LEFT_OUT = ("site-packages", "dist-packages", "__pycache__", "lib-dynload", "pydoc_data")

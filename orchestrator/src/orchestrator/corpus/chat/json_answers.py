@@ -6,8 +6,8 @@ import json
 import random
 from typing import Any
 
-from orchestrator.train.corpus.chat.exchange import Chat, Step, pick
-from orchestrator.train.corpus.words import (
+from orchestrator.corpus.chat.exchange import Chat, Step, pick
+from orchestrator.corpus.words import (
     ADJECTIVES,
     ANIMALS,
     CITIES,

@@ -6,8 +6,8 @@ import random
 from functools import cache
 from pathlib import Path
 
-from orchestrator.train.corpus.chat.exchange import Exchange
-from orchestrator.train.corpus.words import NAMES
+from orchestrator.corpus.chat.exchange import Exchange
+from orchestrator.corpus.words import NAMES
 
 _FILE = Path(__file__).parent / "small_talk.txt"
 _FIRST = 14  # senses at the beginning of the file: greetings and the model itself, asked more often than the rest

@@ -4,13 +4,13 @@ import zipfile
 
 import pytest
 
-from orchestrator.train.corpus import heldout
-from orchestrator.train.corpus.document import Document, line_keys
-from orchestrator.train.corpus.filters import Copies, is_test, limited, why_not
-from orchestrator.train.corpus.overlap import Guard
-from orchestrator.train.corpus.packages import PACKAGES, read_packages
-from orchestrator.train.corpus.stdlib import stdlib_documents, topics
-from orchestrator.train.corpus.wheels import Package, check_licence, fetch_wheel, wheel_documents, wheel_licence
+from orchestrator.corpus import heldout
+from orchestrator.corpus.document import Document, line_keys
+from orchestrator.corpus.filters import Copies, is_test, limited, why_not
+from orchestrator.corpus.overlap import Guard
+from orchestrator.corpus.packages import PACKAGES, read_packages
+from orchestrator.corpus.stdlib import stdlib_documents, topics
+from orchestrator.corpus.wheels import Package, check_licence, fetch_wheel, wheel_documents, wheel_licence
 
 
 def lines(tag, count):

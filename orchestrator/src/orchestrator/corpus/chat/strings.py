@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from orchestrator.train.corpus.chat.exchange import Exchange, pick
-from orchestrator.train.corpus.words import ADJECTIVES, ANIMALS, CITIES, COLOURS, JOBS, NAMES, NOUNS, OBJECTS
+from orchestrator.corpus.chat.exchange import Exchange, pick
+from orchestrator.corpus.words import ADJECTIVES, ANIMALS, CITIES, COLOURS, JOBS, NAMES, NOUNS, OBJECTS
 
 _ALL = tuple(sorted({*ANIMALS, *OBJECTS, *COLOURS, *NOUNS, *ADJECTIVES, *JOBS}))
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")

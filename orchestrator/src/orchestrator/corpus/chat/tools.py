@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.train.corpus.chat.exchange import Call, Chat, Step, Tool, pick
-from orchestrator.train.corpus.chat.small_talk import small_talk
-from orchestrator.train.corpus.words import CITIES, JOBS, NAMES, NOUNS, OBJECTS, article, plural
+from orchestrator.corpus.chat.exchange import Call, Chat, Step, Tool, pick
+from orchestrator.corpus.chat.small_talk import small_talk
+from orchestrator.corpus.words import CITIES, JOBS, NAMES, NOUNS, OBJECTS, article, plural
 
 
 def _tool(name: str, description: str, /, **parameters: tuple[str, str]) -> Tool:

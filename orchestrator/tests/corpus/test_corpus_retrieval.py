@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from orchestrator.corpus.encode import TextEncoder
+from orchestrator.corpus.heldout import heldout_texts
+from orchestrator.corpus.retrieval import LONGEST, needle_prompt, retrieval_document
 from orchestrator.text import bundled_tokenizer
-from orchestrator.train.corpus.encode import TextEncoder
-from orchestrator.train.corpus.heldout import heldout_texts
-from orchestrator.train.corpus.retrieval import LONGEST, needle_prompt, retrieval_document
 
 
 @pytest.fixture(scope="module")

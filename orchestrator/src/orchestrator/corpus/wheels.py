@@ -14,7 +14,7 @@ from email.message import Message
 from pathlib import Path
 
 from kernel_core.check import require
-from orchestrator.train.corpus.document import Document, clean
+from orchestrator.corpus.document import Document, clean
 
 _ALLOWED = re.compile(r"(?i)\(?(the )?(MIT|BSD|0BSD|Apache|PSF|Python Software Foundation|Zlib|CC0)\b")
 _FORBIDDEN = re.compile(r"(?i)GPL|General Public|MPL|Mozilla|Affero|EUPL|proprietary")
