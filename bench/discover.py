@@ -22,7 +22,7 @@ class Entry:
 
     def digest(self) -> str:
         """Fingerprint of the op's sources as they are now."""
-        return source_digest(self.package, self.bench.sources)
+        return source_digest(self.package, self.bench.sources, self.bench.device)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Found:
 
     entries: tuple[Entry, ...]
     errors: dict[str, str]
+
+    def on(self, device: str) -> Found:
+        """The benches of one kind of device, "cpu" or "cuda"."""
+        return Found(tuple(entry for entry in self.entries if entry.bench.device == device), self.errors)
 
     def cases(self) -> Iterator[tuple[Entry, Case]]:
         """Every case with its entry, in file order."""

@@ -17,7 +17,7 @@ import kernel_core
 from bench import format, gate, ledger, report, tables
 from bench.discover import ROOT, Entry, Found, discover, select
 from bench.status import CURRENT, STALE, states
-from kernel_core.bench import Case, append_row, ceilings, run_case
+from kernel_core.bench import Case, append_row, ceilings, cuda_ceilings, device_ledger, run_case
 
 COMMANDS = ("run", "list", "status", "tables", "plot")
 _EXAMPLES = """\b
@@ -59,7 +59,10 @@ def run(argv: Sequence[str]) -> int:
 def run_command(
     names: Annotated[list[str] | None, typer.Argument(help="packages, ops or points; patterns allowed")] = None,
     everything: Annotated[bool, typer.Option("--all", help="run every case")] = False,
-    out: Annotated[Path, typer.Option(help="ledger file that rows are added to")] = ledger.RESULTS / "cpu.jsonl",
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the benches of an NVIDIA GPU")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="ledger file that rows are added to; default: bench/results/DEVICE.jsonl")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="do not write the ledger")] = False,
     budget: Annotated[float, typer.Option(help="seconds of timing a case", min=0)] = 2.0,
     threads: Annotated[int | None, typer.Option(help="threads of kernels and reference", min=1)] = None,
@@ -69,7 +72,10 @@ def run_command(
     isa: Annotated[str | None, typer.Option(help="use at most scalar, avx2, avx512 or amx")] = None,
 ) -> None:
     """Time cases, print a table, add rows to the ledger."""
-    found = _discover()
+    found = _discover().on(_checked(device))
+    if out is None:
+        name = "cpu" if device == "cpu" else device_ledger(torch.cuda.get_device_name())
+        out = ledger.RESULTS / f"{name}.jsonl"
     past = ledger.load(out.parent).get(out.stem, [])
     if not names and not everything:
         raise typer.BadParameter("name a package, an op or a point, or ask for --all; `list` shows what there is")
@@ -77,7 +83,8 @@ def run_command(
         chosen = select(found, names or [])
         limit = kernel_core.limit_isa(isa) if isa else contextlib.nullcontext()
         with limit:
-            rows, failed = _run(chosen, budget, threads, f"cpu-{isa}" if isa else "cpu", None if dry_run else out)
+            backend = f"{device}-{isa}" if isa else device
+            rows, failed = _run(chosen, budget, threads, backend, None if dry_run else out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     report.results(console, rows)
@@ -114,7 +121,8 @@ def status_command(
     stale = 0
     for device, rows in {"cpu": [], **ledger.load(results)}.items():
         table = Table("op", "point", "state", "measured", title=f"{device}.jsonl", title_justify="left")
-        all_states = states(found, rows, missing=device == "cpu")
+        kind = "cpu" if device == "cpu" else "cuda"
+        all_states = states(found.on(kind), rows, missing=device == "cpu")
         for state in all_states:
             if state.state != CURRENT:
                 table.add_row(state.op, state.point, state.state, state.date)
@@ -169,6 +177,14 @@ def _discover() -> Found:
     return found
 
 
+def _checked(device: str) -> str:
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"--device: got {device!r}, allowed are cpu and cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("--device cuda: this PyTorch sees no NVIDIA GPU; leave it out to time the CPU")
+    return device
+
+
 def _run(
     chosen: Sequence[tuple[Entry, Case]], budget: float, threads: int | None, backend: str, out: Path | None
 ) -> tuple[list[ledger.Row], int]:
@@ -179,7 +195,7 @@ def _run(
     try:
         _warn_when_busy()
         with console.status("measuring the ceilings of this machine"):
-            rates = ceilings()
+            rates = cuda_ceilings() if backend == "cuda" else ceilings()
         for number, (entry, case) in enumerate(chosen, 1):
             with console.status(f"{number}/{len(chosen)} {entry.bench.op} {case.point}"):
                 try:

@@ -173,5 +173,6 @@ BENCHES = [
             Case("engine_decode_b16", {"batch": 16, "context": _CONTEXT}, lambda: _decode_problem(16)),
             Case("engine_prefill_q512", {"tokens": 512}, lambda: _prefill_problem(512)),
         ],
+        sources=("src/orchestrator/model/**/*.py", "src/orchestrator/engine/**/*.py"),
     )
 ]

@@ -53,7 +53,8 @@ def _cases(make, verb: str) -> list[Case]:
     ]
 
 
+_SOURCES = ("csrc/**/*", "src/kernel_core/*.py", "src/kernel_core/formats/*.py", "CMakeLists.txt")
 BENCHES = [
-    Bench("kernel_core.quantize_rows", _cases(_encode, "encode")),
-    Bench("kernel_core.dequantize_rows", _cases(_decode, "decode")),
+    Bench("kernel_core.quantize_rows", _cases(_encode, "encode"), _SOURCES),
+    Bench("kernel_core.dequantize_rows", _cases(_decode, "decode"), _SOURCES),
 ]

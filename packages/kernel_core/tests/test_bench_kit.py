@@ -99,6 +99,16 @@ def test_digest_follows_contents_and_names_only(tmp_path):
     assert digest(tmp_path / "b") != first
 
 
+def test_a_digest_is_of_one_device(tmp_path):
+    for place in ("cpu", "cuda/sm90"):
+        (tmp_path / "csrc" / place).mkdir(parents=True)
+        (tmp_path / "csrc" / place / "x.cpp").write_text("int x;")
+    both = [kit.source_digest(tmp_path, ("csrc/**/*",), device) for device in ("cpu", "cuda")]
+    (tmp_path / "csrc" / "cuda" / "sm90" / "x.cpp").write_text("int y;")
+    after = [kit.source_digest(tmp_path, ("csrc/**/*",), device) for device in ("cpu", "cuda")]
+    assert after[0] == both[0] and after[1] != both[1]
+
+
 def test_run_case_times_native_and_reference(tmp_path):
     x = torch.randn(64)
     order = []

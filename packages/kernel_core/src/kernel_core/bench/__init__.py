@@ -5,6 +5,7 @@ A file `bench/bench_<op>.py` of a package defines ``BENCHES: list[Bench]``; `fat
 
 from kernel_core.bench.case import Bench, Case, Peer, Problem
 from kernel_core.bench.ceilings import Ceilings, ceilings
+from kernel_core.bench.cuda import cuda_ceilings, device_ledger, interleave_cuda
 from kernel_core.bench.digest import source_digest
 from kernel_core.bench.ledger import FIELDS, append_row, bound_us, ledger_row, read_rows
 from kernel_core.bench.measure import run_case
@@ -21,8 +22,11 @@ __all__ = [
     "append_row",
     "bound_us",
     "ceilings",
+    "cuda_ceilings",
+    "device_ledger",
     "evict_caches",
     "interleave",
+    "interleave_cuda",
     "ledger_row",
     "read_rows",
     "run_case",

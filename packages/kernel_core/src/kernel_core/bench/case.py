@@ -21,7 +21,7 @@ class Problem:
 
     `bytes` and `flops` are what the problem demands at least, not what an implementation happens to do: every
     operand read once, every result written once. They make the bound. `compute` names the ceiling for `flops`:
-    "f32" (multiply-adds in float32) or "bf16" (the tile unit). `check` runs once before timing and raises when
+    "f32" (multiply-adds in float32), "bf16" or "fp8" (matrix units). `check` runs once before timing and raises when
     the result is wrong. `cold` evicts the caches before every call.
     """
 
@@ -36,8 +36,8 @@ class Problem:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.compute not in ("f32", "bf16"):
-            raise ValueError(f"compute: got {self.compute!r}, allowed are 'f32' and 'bf16'")
+        if self.compute not in ("f32", "bf16", "fp8"):
+            raise ValueError(f"compute: got {self.compute!r}, allowed are 'f32', 'bf16' and 'fp8'")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Bench:
-    """An op and its cases. `sources` are globs below the package folder: a row is stale when one of them changed."""
+    """An op and its cases. `sources` are globs below the package folder: a row is stale when one of them changed.
+
+    `device` is "cpu" or "cuda": where the tensors of its cases are, and how calls are timed.
+    """
 
     op: str
     cases: Sequence[Case]
     sources: Sequence[str] = field(default=("csrc/**/*", "src/**/*.py", "CMakeLists.txt"))
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device: got {self.device!r}, allowed are 'cpu' and 'cuda'")

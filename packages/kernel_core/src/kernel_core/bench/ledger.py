@@ -22,11 +22,15 @@ FIELDS = (
 
 
 def bound_us(moved: int, flops: int, ceilings: Ceilings, compute: str = "f32") -> float | None:
-    """The larger of bytes and operations over their ceiling, in microseconds; None when a needed ceiling is missing."""
-    rate = ceilings.f32_tflops if compute == "f32" else ceilings.bf16_tflops
-    if (moved and not ceilings.read_gbps) or (flops and not rate):
+    """The larger of bytes and operations over their ceiling, in microseconds; None when a needed ceiling is missing.
+
+    Bytes go over the read bandwidth, or over that of a copy where no reads were measured, as on a GPU.
+    """
+    rate = getattr(ceilings, f"{compute}_tflops")
+    bandwidth = ceilings.read_gbps or ceilings.copy_gbps
+    if (moved and not bandwidth) or (flops and not rate):
         return None
-    memory = moved / (ceilings.read_gbps * 1e3) if moved and ceilings.read_gbps else 0.0
+    memory = moved / (bandwidth * 1e3) if moved and bandwidth else 0.0
     arithmetic = flops / (rate * 1e6) if flops and rate else 0.0
     return max(memory, arithmetic)
 
