@@ -77,3 +77,5 @@ function(kernel_core_add_module name)
   endif()
   install(TARGETS ${target} LIBRARY DESTINATION "${ARG_PACKAGE}")
 endfunction()
+
+include(KernelCoreCuda)

@@ -17,7 +17,7 @@ from kernel_core.bench.ceilings import Ceilings
 from kernel_core.bench.timing import Timing
 
 _FLUSH_BYTES = 2 * 60 << 20  # twice the second-level cache of the largest Hopper part
-_SPIN_US = 60.0  # longer than the host needs for the launches of one sample
+_SPIN_US = 500.0  # longer than the host needs for the launches of one sample, Python and all
 _WARM_UP = 3
 
 
