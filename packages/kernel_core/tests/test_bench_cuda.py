@@ -46,7 +46,7 @@ def test_a_sample_encloses_the_call_alone():
         {"a": clock.call("a", 7.0), "b": clock.call("b", 11.0)}, budget_s=0, min_runs=2, max_runs=2, clock=clock
     )
     warm_up = ["a"] * 3 + ["b"] * 3 + ["synchronize"]
-    turn = ["spin", "flush", "mark", "a", "mark", "spin", "flush", "mark", "b", "mark", "synchronize"]
+    turn = ["flush", "spin", "mark", "a", "mark", "flush", "spin", "mark", "b", "mark", "synchronize"]
     assert clock.lines == warm_up + 2 * turn
     assert times["a"].median_us == 7.0 and times["b"].median_us == 11.0 and times["a"].runs == 2
 

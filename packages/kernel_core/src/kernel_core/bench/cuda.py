@@ -1,7 +1,7 @@
 """Timing on an NVIDIA GPU: device events, caches flushed before each call, launches hidden behind a spin.
 
-A kernel of some microseconds is over before the host has launched the next one. So the host first makes the device
-spin, launches flush, start event, kernel and stop event while it does, and the events then enclose the kernel alone.
+A kernel of some microseconds is over before the host has launched the next one. So the host first has the device flush
+and spin, launches start event, kernel and stop event while it does, and the events then enclose the kernel alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kernel_core.bench.timing import Timing
 
 _FLUSH_BYTES = 2 * 60 << 20  # twice the second-level cache of the largest Hopper part
 _SPIN_US = 500.0  # longer than the host needs for the launches of one sample, Python and all
+_CALIBRATION = 1_000_000  # cycles
 _WARM_UP = 3
 
 
@@ -36,7 +37,13 @@ class CudaClock:
 
     def __init__(self) -> None:
         self._buffer = torch.randn(_FLUSH_BYTES // 4, device="cuda")
-        self._cycles = int(_SPIN_US * torch.cuda.get_device_properties("cuda").clock_rate / 1e3)  # kHz
+        self._cycles = _CALIBRATION
+        self.spin()  # loads the kernel
+        start = self.mark()
+        self.spin()
+        stop = self.mark()
+        self.synchronize()
+        self._cycles = int(_CALIBRATION * _SPIN_US / self.microseconds(start, stop))
 
     def flush(self) -> None:
         self._buffer.neg_()
@@ -89,9 +96,9 @@ def interleave_cuda(
             break
         taken = []
         for name, run in alternatives.items():
-            clock.spin()
             if cold:
                 clock.flush()
+            clock.spin()
             start = clock.mark()
             run()
             taken.append(_Sample(name, start, clock.mark()))
