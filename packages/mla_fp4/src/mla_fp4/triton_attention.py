@@ -4,8 +4,8 @@ A program takes one row, up to 32 heads and one chunk of 128 keys: the window fi
 order. It leaves maximum, sum and weighted keys; a second kernel merges the chunks of a row from the first to the last.
 Chunks end at fixed places, so that a row's bits depend on nothing but the row.
 
-Packed bytes are read as even and odd channels, since an E2M1 byte holds one of each: a score is the sum of two
-products, and turning back the rotary pairs at the end is a combination of the two halves.
+Rows are read as even and odd channels: a score is the sum of two products, and turning back the rotary pairs at the
+end is a combination of the two halves.
 """
 
 from __future__ import annotations
@@ -16,62 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernel_core.triton_formats import main_rows, owners, window_rows
+
 CHUNK = 128
 _WARPS = 8
 _TILES = {16: 32, 32: 16}
 """Heads of a program -> keys decoded at a time: what fits into registers without spills."""
-
-
-@triton.jit
-def _power_of_two(exponent):
-    """2^exponent in float32 for -126 <= exponent <= 127."""
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _e4m3(byte):
-    """Values of E4M3 bytes (int32)."""
-    exponent, mantissa = (byte >> 3) & 15, byte & 7
-    normal = (8 + mantissa).to(tl.float32) * _power_of_two(exponent - 10)
-    value = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.001953125, normal)
-    value = tl.where((byte & 127) == 127, float("nan"), value)
-    return tl.where(byte >= 128, -value, value)
-
-
-@triton.jit
-def _e2m1(code):
-    """Values of E2M1 codes (int32, 0 to 15)."""
-    exponent, mantissa = (code >> 1) & 3, code & 1
-    value = tl.where(exponent == 0, mantissa * 0.5, (1.0 + 0.5 * mantissa) * _power_of_two(exponent - 1))
-    return tl.where(code >= 8, -value, value)
-
-
-@triton.jit
-def _ue8m0(byte):
-    """Values of UE8M0 bytes (int32)."""
-    bits = tl.where(byte == 0, 0x00400000, byte << 23)
-    return tl.where(byte == 255, float("nan"), bits.to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def _window_rows(row, known, HALF: tl.constexpr):
-    """Even and odd channels of the window rows that `row`, pointers [keys], point to; zeros where not known."""
-    i = tl.arange(0, HALF)
-    mask = known[:, None]
-    even = tl.load(row[:, None] + 2 * i[None, :], mask=mask, other=0).to(tl.int32)
-    odd = tl.load(row[:, None] + 2 * i[None, :] + 1, mask=mask, other=0).to(tl.int32)
-    scale = _ue8m0(tl.load(row[:, None] + 2 * HALF + (i // 16)[None, :], mask=mask, other=0).to(tl.int32))
-    return tl.where(mask, _e4m3(even) * scale, 0.0), tl.where(mask, _e4m3(odd) * scale, 0.0)
-
-
-@triton.jit
-def _main_rows(row, known, HALF: tl.constexpr):
-    """The same of main rows."""
-    i = tl.arange(0, HALF)
-    mask = known[:, None]
-    byte = tl.load(row[:, None] + i[None, :], mask=mask, other=0).to(tl.int32)
-    scale = _e4m3(tl.load(row[:, None] + HALF + (i // 8)[None, :], mask=mask, other=0).to(tl.int32))
-    return tl.where(mask, _e2m1(byte & 15) * scale, 0.0), tl.where(mask, _e2m1(byte >> 4) * scale, 0.0)
 
 
 @triton.jit
@@ -106,7 +56,7 @@ def _chunk(q, new_rows, ring, slots, owners, positions, starts, firsts, lowers, 
             slot = tl.load(slots + owner).to(tl.int64)
             old_at = (slot * ring_rows + tl.maximum(at, 0) % ring_rows) * window_bytes
             pointers = tl.where(at >= start, new_rows + new_at, ring + old_at)
-            k_even, k_odd = _window_rows(pointers, known, HALF)
+            k_even, k_odd = window_rows(pointers, known, HALF)
         else:
             which = k - window_chunks * KEYS
             index = tl.load(indices + t * selected + which, mask=which < selected, other=-1)
@@ -114,7 +64,7 @@ def _chunk(q, new_rows, ring, slots, owners, positions, starts, firsts, lowers, 
             safe = tl.maximum(index, 0)
             block = tl.load(table + owner.to(tl.int64) * reach + safe // rows_per_block, mask=known, other=0)
             row = (block.to(tl.int64) * rows_per_block + safe % rows_per_block) * main_bytes
-            k_even, k_odd = _main_rows(pages + row, known, HALF)
+            k_even, k_odd = main_rows(pages + row, known, HALF)
         k_even, k_odd = k_even.to(DOT), k_odd.to(DOT)
         s = tl.dot(q_even, tl.trans(k_even), input_precision="ieee")
         s = (s + tl.dot(q_odd, tl.trans(k_odd), input_precision="ieee")) * scale
@@ -198,7 +148,7 @@ def sparse_attention(
         out = torch.empty_like(q)
     if rows == 0:
         return out
-    owner, position = _owners(cu_seqlens, start_pos, rows)
+    owner, position = owners(cu_seqlens, start_pos, rows)
     window_chunks = -(-window // CHUNK)
     chunks = window_chunks + -(-indices.shape[1] // CHUNK)
     group = 16 if heads <= 16 else 32
@@ -212,10 +162,3 @@ def sparse_attention(
     )  # fmt: skip
     _merge[(rows, heads)](tops, sums, evens, odds, sink, rope, out, heads, chunks, rope.shape[1] // 2, HALF=dim // 2)
     return out
-
-
-def _owners(cu_seqlens: torch.Tensor, start_pos: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Request and position of every row, int64 [T], without asking the device anything."""
-    row = torch.arange(rows, device=cu_seqlens.device)
-    owner = torch.searchsorted(cu_seqlens[1:].long(), row, right=True)
-    return owner, start_pos[owner] + row - cu_seqlens[owner].long()

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mla_fp4.triton_attention import _e2m1, _owners, _ue8m0
+from kernel_core.triton_formats import e2m1, owners, ue8m0
 
 KEYS = 64
 
@@ -63,9 +63,9 @@ def _scores(q, weights, pages, table, owners, visible, out, heads, rows_per_bloc
     row = k % rows_per_block
     byte = tl.load(pages + (page + row * HALF)[:, None] + i[None, :], mask=known[:, None], other=0).to(tl.int32)
     at = page + rows_per_block * HALF + row * (HALF // 16)
-    scale = _ue8m0(tl.load(pages + at[:, None] + (i // 16)[None, :], mask=known[:, None], other=0).to(tl.int32))
-    k_even = tl.where(known[:, None], _e2m1(byte & 15) * scale, 0.0).to(DOT)
-    k_odd = tl.where(known[:, None], _e2m1(byte >> 4) * scale, 0.0).to(DOT)
+    scale = ue8m0(tl.load(pages + at[:, None] + (i // 16)[None, :], mask=known[:, None], other=0).to(tl.int32))
+    k_even = tl.where(known[:, None], e2m1(byte & 15) * scale, 0.0).to(DOT)
+    k_odd = tl.where(known[:, None], e2m1(byte >> 4) * scale, 0.0).to(DOT)
     row_of_q = (t * heads + h)[:, None] * (2 * HALF)
     inside = (h < heads)[:, None]
     even = tl.load(q + row_of_q + 2 * i[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -103,7 +103,7 @@ def index_scores(
     out = torch.empty(rows, width, dtype=torch.float32, device=q.device)
     if rows == 0 or width == 0:
         return out
-    owner, _ = _owners(cu_seqlens, torch.zeros_like(cu_seqlens[1:], dtype=torch.int64), rows)
+    owner, _ = owners(cu_seqlens, torch.zeros_like(cu_seqlens[1:], dtype=torch.int64), rows)
     _scores[(rows, triton.cdiv(width, KEYS))](
         q, head_weights, pages, block_table, owner.to(torch.int32), visible, out, heads, rows_per_block,
         block_table.shape[1], width, HEADS=max(16, triton.next_power_of_2(heads)), HALF=dim // 2, KEYS=KEYS, DOT=dot,
