@@ -6,29 +6,25 @@ Both need Triton, which a machine without a GPU may lack.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+
+from kernel_core.testing.child import call_in_child, load_file
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed, so its kernels cannot be run")
 CASES = Path(__file__).with_name("test_sparse_attention.py")
 
 
-def cases():
-    """The module that builds ragged batches; its name may be anything under importlib's import mode."""
-    spec = importlib.util.spec_from_file_location("sparse_attention_cases", CASES)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def cases() -> ModuleType:
+    """The module that builds ragged batches."""
+    return load_file(CASES)
 
 
 def interpreted() -> dict[str, float]:
@@ -120,24 +116,9 @@ def resources(triton_folder: Path, cubin: bytes) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", line)}
 
 
-def child(expression: str, **environment: str) -> object:
-    """Run one of the functions above in a process of its own."""
-    program = (
-        "import importlib.util, json, sys\n"
-        f"spec = importlib.util.spec_from_file_location('here', {str(Path(__file__))!r})\n"
-        "here = importlib.util.module_from_spec(spec); spec.loader.exec_module(here)\n"
-        f"print(json.dumps(here.{expression}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @needs_triton
 def test_interpreted_against_the_reference():
-    errors = child("interpreted()", TRITON_INTERPRET="1")
+    errors = call_in_child(__file__, "interpreted()", TRITON_INTERPRET="1")
     assert isinstance(errors, dict) and len(errors) >= 8
     assert max(errors.values()) < 5e-6, errors
 
@@ -145,7 +126,7 @@ def test_interpreted_against_the_reference():
 @needs_triton
 @pytest.mark.parametrize("arch", [90, 100])
 def test_compiles_without_spills(arch):
-    found = child(f"compiled({arch})")
+    found = call_in_child(__file__, f"compiled({arch})")
     assert isinstance(found, list) and [kernel["heads"] for kernel in found] == [16, 32]
     assert all(kernel["stack"] == 0 and 0 < kernel["registers"] <= 255 for kernel in found), found
 

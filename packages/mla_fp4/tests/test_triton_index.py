@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from kernel_core.testing.child import call_in_child, load_file
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed, so its kernels cannot be run")
 
 
 def cases() -> ModuleType:
-    """The module that builds ragged batches of index pages."""
-    spec = importlib.util.spec_from_file_location("index_cases", Path(__file__).with_name("conftest.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The module that builds ragged batches."""
+    return load_file(Path(__file__).with_name("conftest.py"))
 
 
 def interpreted() -> dict[str, float]:
@@ -86,24 +80,9 @@ def compiled(arch: int) -> int:
     return len(triton.compile(source, target=GPUTarget("cuda", arch, 32)).asm["cubin"])
 
 
-def child(expression: str, **environment: str) -> object:
-    """Run one of the functions above in a process of its own."""
-    program = (
-        "import importlib.util, json\n"
-        f"spec = importlib.util.spec_from_file_location('here', {str(Path(__file__))!r})\n"
-        "here = importlib.util.module_from_spec(spec); spec.loader.exec_module(here)\n"
-        f"print(json.dumps(here.{expression}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @needs_triton
 def test_interpreted_against_the_reference():
-    errors = child("interpreted()", TRITON_INTERPRET="1")
+    errors = call_in_child(__file__, "interpreted()", TRITON_INTERPRET="1")
     assert isinstance(errors, dict) and len(errors) == 6
     assert max(errors.values()) < 1e-5, errors
 
@@ -111,7 +90,7 @@ def test_interpreted_against_the_reference():
 @needs_triton
 @pytest.mark.parametrize("arch", [90, 100])
 def test_compiles(arch):
-    size = child(f"compiled({arch})")
+    size = call_in_child(__file__, f"compiled({arch})")
     assert isinstance(size, int) and size > 1000
 
 
