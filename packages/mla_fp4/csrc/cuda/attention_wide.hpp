@@ -1,0 +1,13 @@
+// Sparse attention of 64 or 128 heads (or any multiple of 64) on SM90.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/attention_params.hpp"
+
+namespace mla_fp4::cuda {
+
+// cudaErrorInvalidValue where sizes or alignments do not fit (attention_plan.cuh, attention_fits); nothing runs then.
+cudaError_t attention_wide(const AttentionParams& params, cudaStream_t stream);
+
+}  // namespace mla_fp4::cuda
