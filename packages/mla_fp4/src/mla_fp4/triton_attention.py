@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernel_core.triton_formats import main_rows, owners, window_rows
+from kernel_core.triton_softmax import absorb
 
 CHUNK = 128
 _WARPS = 8
@@ -66,18 +67,7 @@ def _chunk(q, new_rows, ring, slots, owners, positions, starts, firsts, lowers, 
             row = (block.to(tl.int64) * rows_per_block + safe % rows_per_block) * main_bytes
             k_even, k_odd = main_rows(pages + row, known, HALF)
         k_even, k_odd = k_even.to(DOT), k_odd.to(DOT)
-        s = tl.dot(q_even, tl.trans(k_even), input_precision="ieee")
-        s = (s + tl.dot(q_odd, tl.trans(k_odd), input_precision="ieee")) * scale
-        s = tl.where(known[None, :], s, float("-inf"))
-        new = tl.maximum(top, tl.max(s, 1))
-        safe_top = tl.where(new == float("-inf"), 0.0, new)
-        shrink = tl.exp(top - safe_top)
-        p = tl.exp(s - safe_top[:, None])
-        total = total * shrink + tl.sum(p, 1)
-        p = p.to(DOT)
-        even = even * shrink[:, None] + tl.dot(p, k_even, input_precision="ieee")
-        odd = odd * shrink[:, None] + tl.dot(p, k_odd, input_precision="ieee")
-        top = new
+        top, total, even, odd = absorb(q_even, q_odd, k_even, k_odd, known, scale, top, total, even, odd)
     place = (t * heads + h) * chunks + chunk
     tl.store(top_out + place, top, mask=h < heads)
     tl.store(sum_out + place, total, mask=h < heads)

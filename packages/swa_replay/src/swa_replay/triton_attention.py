@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernel_core.triton_formats import owners, window_rows
+from kernel_core.triton_softmax import absorb
 
 _WARPS = 8
 _STEPS = {16: 32, 32: 16}
@@ -53,18 +54,7 @@ def _attend(q, new_rows, ring, slots, row_owners, positions, cu, starts, lowers,
         pointers = tl.where(at >= start, new_rows + new_at, ring + old_at)
         k_even, k_odd = window_rows(pointers, known, HALF)
         k_even, k_odd = k_even.to(DOT), k_odd.to(DOT)
-        s = tl.dot(q_even, tl.trans(k_even), input_precision="ieee")
-        s = (s + tl.dot(q_odd, tl.trans(k_odd), input_precision="ieee")) * scale
-        s = tl.where(known[None, :], s, float("-inf"))
-        new = tl.maximum(top, tl.max(s, 1))
-        safe_top = tl.where(new == float("-inf"), 0.0, new)
-        shrink = tl.exp(top - safe_top)
-        p = tl.exp(s - safe_top[:, None])
-        total = total * shrink + tl.sum(p, 1)
-        p = p.to(DOT)
-        even = even * shrink[:, None] + tl.dot(p, k_even, input_precision="ieee")
-        odd = odd * shrink[:, None] + tl.dot(p, k_odd, input_precision="ieee")
-        top = new
+        top, total, even, odd = absorb(q_even, q_odd, k_even, k_odd, known, scale, top, total, even, odd)
     a = tl.load(sink + h, mask=inside, other=0.0)
     high = tl.maximum(top, a)
     safe_high = tl.where((high == float("-inf")) | (high == float("inf")), 0.0, high)
