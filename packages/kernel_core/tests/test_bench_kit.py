@@ -105,6 +105,7 @@ def test_a_digest_is_of_one_device(tmp_path):
         (tmp_path / "csrc" / place / "x.cpp").write_text("int x;")
     both = [kit.source_digest(tmp_path, ("csrc/**/*",), device) for device in ("cpu", "cuda")]
     (tmp_path / "csrc" / "cuda" / "sm90" / "x.cpp").write_text("int y;")
+    (tmp_path / "csrc" / "triton_x.py").write_text("y = 1")
     after = [kit.source_digest(tmp_path, ("csrc/**/*",), device) for device in ("cpu", "cuda")]
     assert after[0] == both[0] and after[1] != both[1]
 

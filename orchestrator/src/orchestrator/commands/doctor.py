@@ -109,8 +109,8 @@ def _backends() -> Iterator[Finding]:
         return
     yield Finding("cpu", True, f"measured; this processor runs {', '.join(kernel_core.available_isas())}")
     seen = f"{torch.cuda.device_count()} device(s) here, but " if torch.cuda.is_available() else ""
-    for name in ("nvidia sm90", "nvidia sm100"):
-        yield Finding(name, None, f"{seen}absent: there are no kernels for it")
+    for name, what in (("nvidia sm90", "rows, rings, attention, index"), ("nvidia sm100", "attention, index scores")):
+        yield Finding(name, None, f"{seen}no op uses it yet; compiled and never run: {what}")
     yield Finding("ascend 950", None, "absent: there are no kernels for it")
 
 

@@ -16,7 +16,7 @@ def source_digest(package: Path, sources: Sequence[str], device: str = "cpu") ->
     """First 16 hex digits of SHA-256 over the files below `package` that match the globs, and kernel_core's headers.
 
     Names relative to the package and contents count; dates and places do not. What belongs to the other device is left
-    out: for "cpu" folders named cuda and files with Cuda in their name, for "cuda" folders named cpu.
+    out: for "cpu" folders named cuda, files with Cuda in their name and Triton's, for "cuda" folders named cpu.
     """
     digest = hashlib.sha256()
     for root, globs in ((package, sources), (include_dir().parent, _CORE)):
@@ -32,4 +32,4 @@ def source_digest(package: Path, sources: Sequence[str], device: str = "cpu") ->
 def _foreign(path: Path, device: str) -> bool:
     if device == "cuda":
         return "cpu" in path.parts
-    return "cuda" in path.parts or "Cuda" in path.name or "_cuda" in path.stem
+    return "cuda" in path.parts or "Cuda" in path.name or "_cuda" in path.stem or path.name.startswith("triton_")
