@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,16 +57,21 @@ def discover(root: Path = ROOT) -> Found:
     return Found(tuple(entries), errors)
 
 
-def select(found: Found, names: Sequence[str]) -> list[tuple[Entry, Case]]:
+def select(found: Found, names: Sequence[str], points: Sequence[str] = ()) -> list[tuple[Entry, Case]]:
     """Cases whose package, op, op without package, or point matches one of `names` (shell patterns allowed).
 
-    Raises `ValueError` for a name that matches nothing.
+    With `points`, of these the ones whose point matches one of its patterns. Raises `ValueError` for a name or pattern
+    that matches nothing.
     """
     for name in names:
         if not any(_matches(name, entry, case) for entry, case in found.cases()):
             known = sorted({entry.bench.op for entry in found.entries})
             raise ValueError(f"name: got {name!r}, allowed are a package, an op or a point; ops: {', '.join(known)}")
-    return [(e, c) for e, c in found.cases() if not names or any(_matches(name, e, c) for name in names)]
+    chosen = [(e, c) for e, c in found.cases() if not names or any(_matches(name, e, c) for name in names)]
+    for pattern in points:
+        if not any(fnmatch.fnmatchcase(case.point, pattern) for _, case in chosen):
+            raise ValueError(f"points: got {pattern!r}, which no chosen case matches")
+    return [(e, c) for e, c in chosen if not points or any(fnmatch.fnmatchcase(c.point, pattern) for pattern in points)]
 
 
 def _matches(name: str, entry: Entry, case: Case) -> bool:
@@ -78,8 +84,21 @@ def _load(path: Path) -> Sequence[Bench]:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    known = set(sys.modules)
+    sys.path.insert(0, str(path.parent))  # for modules that the benches of a folder share
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+        _forget(set(sys.modules) - known, path.parent)
     benches = getattr(module, "BENCHES", None)
     if not isinstance(benches, (list, tuple)) or not all(isinstance(bench, Bench) for bench in benches):
         raise ValueError("BENCHES: got " + type(benches).__name__ + ", allowed is a list of kernel_core.bench.Bench")
     return benches
+
+
+def _forget(names: set[str], folder: Path) -> None:
+    """Another package's bench folder may hold a shared module of the same name."""
+    for name in names:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder:
+            del sys.modules[name]

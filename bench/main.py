@@ -17,7 +17,7 @@ import kernel_core
 from bench import format, gate, ledger, report, tables
 from bench.discover import ROOT, Entry, Found, discover, select
 from bench.status import CURRENT, STALE, states
-from kernel_core.bench import Case, append_row, ceilings, cuda_ceilings, device_ledger, run_case
+from kernel_core.bench import Case, append_row, ceilings, check_case, cuda_ceilings, device_ledger, run_case
 
 COMMANDS = ("run", "list", "status", "tables", "plot")
 _EXAMPLES = """\b
@@ -25,6 +25,8 @@ Examples:
   fathom bench list                          what can be run
   fathom bench mla_fp4                       every op of a package
   fathom bench index_topk 'mla_decode_*'     an op, and points by pattern
+  fathom bench mla_fp4 --device cuda --points '*_h64_*'
+  fathom bench --all --device cuda --check   run and check everything once, time nothing
   fathom bench mega_moe --budget 5 --threads 1 --dry-run
   fathom bench status                        rows older than the sources
   fathom bench tables --write                refresh docs and READMEs
@@ -59,11 +61,13 @@ def run(argv: Sequence[str]) -> int:
 def run_command(
     names: Annotated[list[str] | None, typer.Argument(help="packages, ops or points; patterns allowed")] = None,
     everything: Annotated[bool, typer.Option("--all", help="run every case")] = False,
+    points: Annotated[list[str] | None, typer.Option(help="of these, only points of this pattern; may repeat")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda for the benches of an NVIDIA GPU")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="ledger file that rows are added to; default: bench/results/DEVICE.jsonl")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="do not write the ledger")] = False,
+    check: Annotated[bool, typer.Option("--check", help="run and check every case once, time nothing")] = False,
     budget: Annotated[float, typer.Option(help="seconds of timing a case", min=0)] = 2.0,
     threads: Annotated[int | None, typer.Option(help="threads of kernels and reference", min=1)] = None,
     gated: Annotated[
@@ -80,10 +84,13 @@ def run_command(
     if not names and not everything:
         raise typer.BadParameter("name a package, an op or a point, or ask for --all; `list` shows what there is")
     try:
-        chosen = select(found, names or [])
+        chosen = select(found, names or [], points or [])
         limit = kernel_core.limit_isa(isa) if isa else contextlib.nullcontext()
         with limit:
             backend = f"{device}-{isa}" if isa else device
+            if check:
+                _check(chosen, device)
+                return
             rows, failed = _run(chosen, budget, threads, backend, None if dry_run else out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -203,14 +210,55 @@ def _run(
                                    backend=backend)  # fmt: skip
                 except Exception as error:  # the others still run
                     failed += 1
-                    console.print(f"{case.point} failed: {type(error).__name__}: {error}", style="red", markup=False)
+                    _say_failed(case, error)
+                    if _device_is_lost(entry):
+                        failed += len(chosen) - number
+                        break
                     continue
             rows.append(row)
+            if not console.is_terminal:  # a log should show how far it got
+                report.line(console, row)
             if out is not None:
                 append_row(out, row)
     finally:
         torch.set_num_threads(before)
     return rows, failed
+
+
+def _check(chosen: Sequence[tuple[Entry, Case]], device: str) -> None:
+    """Run and check each case once; exits with 1 where one fails."""
+    failed = 0
+    for number, (entry, case) in enumerate(chosen, 1):
+        with console.status(f"{number}/{len(chosen)} {entry.bench.op} {case.point}"):
+            try:
+                left_out = check_case(entry.bench, case)
+            except Exception as error:  # the others still run
+                failed += 1
+                _say_failed(case, error)
+                if _device_is_lost(entry):
+                    break
+                continue
+        console.print("; ".join([f"{case.point} ok", *left_out]), markup=False, highlight=False)
+    if failed:
+        raise typer.Exit(1)
+    console.print(f"{len(chosen)} cases checked on the {device} device", highlight=False)
+
+
+def _say_failed(case: Case, error: Exception) -> None:
+    console.print(f"{case.point} failed: {type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+
+
+def _device_is_lost(entry: Entry) -> bool:
+    """An illegal access ends everything that the process can do on a GPU."""
+    if entry.bench.device != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:  # the type differs between versions of PyTorch
+        reason = str(error).splitlines()[0]
+        console.print(f"the device is lost to this process, the rest was not run: {reason}", style="red", markup=False)
+        return True
+    return False
 
 
 def _warn_when_busy() -> None:

@@ -70,6 +70,43 @@ def test_faults(gate):
     assert "spills" in only
 
 
+SASS = """
+		Function : _Z5firstPf
+	.headerflags	@"EF_CUDA_SM100"
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;                       /* 0x0000df00ff017b82 */
+        /*0010*/                   UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8] ;   /* 0x0000000000000000 */
+        /*0020*/              @!P0 UTCHMMA.2CTA gdesc[UR4], gdesc[UR6] ;         /* 0x0000000000000000 */
+        /*0030*/             @!UPT UTCCP.T.S.4x32dp128bit tmem[UR4], gdesc[UR6] ; /* 0x0000000000000000 */
+		Function : _Z6secondPf
+        /*0000*/               @P1 STL.64 [R1+0x8], R2 ;                         /* 0x0000000000000000 */
+"""
+
+
+def test_machine_code(gate):
+    counts = gate.count_instructions(SASS)
+    assert (counts["_Z5firstPf"]["UTCHMMA"], counts["_Z5firstPf"]["UTCCP"], counts["_Z5firstPf"]["LDL"]) == (2, 1, 0)
+    first, _ = gate.parse(PTXAS)
+    wanted = {"first": {"sass": {"UTCHMMA": 3}}}
+    assert gate.faults([first], wanted) == []  # nobody looked
+    first.sass = counts["_Z5firstPf"]
+    (fault,) = gate.faults([first], wanted)
+    assert "2 UTCHMMA, at least 3" in fault
+    first.sass = counts["_Z6secondPf"]
+    (fault,) = gate.faults([first], {})
+    assert "1 STL" in fault
+
+
+def test_architectures(gate, tmp_path):
+    """By name; what the package lists as common, for both."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        "kernel_core_add_cuda_module(_cuda\n  SOURCES\n    csrc/b.cu\n  COMMON\n    csrc/c.cu\n    csrc/d.cu)"
+    )
+    found = {name: gate.architectures(tmp_path / "csrc" / f"{name}.cu") for name in ("b", "c", "d", "e_sm100")}
+    assert found == {"b": ("90a",), "c": ("90a", "100a"), "d": ("90a", "100a"), "e_sm100": ("100a",)}
+    text = (GATE.parents[1] / "packages" / "swa_replay" / "CMakeLists.txt").read_text()
+    assert gate.common_sources(text) == {"csrc/cuda/ring_store.cu"}
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -86,6 +123,9 @@ def test_an_unknown_limit_is_named(gate, tmp_path):
     path = tmp_path / "budgets.json"
     path.write_text('{"k": {"registres": 1}}')
     with pytest.raises(SystemExit, match="registres"):
+        gate.read_budgets(path)
+    path.write_text('{"k": {"sass": {"UTCHMAM": 1}}}')
+    with pytest.raises(SystemExit, match="UTCHMAM"):
         gate.read_budgets(path)
 
 

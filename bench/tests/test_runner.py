@@ -1,6 +1,7 @@
 """The runner over a package made for the test: discovery, selection, rows, states, exit codes."""
 
 import json
+import sys
 
 import pytest
 
@@ -97,6 +98,70 @@ def test_a_failing_case_is_reported_and_the_others_run(project, tmp_path, capsys
     assert main.run(["toy", "--budget", "0", "--out", str(out)]) == 1
     assert "add_b32 failed: AssertionError: wrong result" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
+
+
+def test_points_narrow_the_choice(project):
+    found = discover.discover(project)
+    assert [case.point for _, case in select(found, ["toy"], ["*_b8", "*_b32"])] == ["add_b8", "add_b32"]
+    with pytest.raises(ValueError, match=r"points: got '\*_b9'"):
+        select(found, ["toy"], ["*_b9"])
+
+
+def test_modules_beside_a_bench_are_found_and_stay_in_their_folder(project):
+    for name, value in (("toy", 8), ("other", 32)):
+        folder = project / "packages" / name / "bench"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "shared.py").write_text(f"POINT = 'p{value}'")
+        (folder / "bench_shared.py").write_text(
+            "import shared\nfrom kernel_core.bench import Bench, Case\n"
+            f"BENCHES = [Bench('{name}.op', [Case(shared.POINT, {{}}, lambda: None)])]"
+        )
+    found = discover.discover(project)
+    assert not found.errors and "shared" not in sys.modules
+    assert {case.point for _, case in found.cases()} >= {"p8", "p32"}
+
+
+def test_check_runs_once_and_writes_nothing(project, tmp_path, capsys):
+    out = tmp_path / "r.jsonl"
+    assert main.run(["toy", "--check", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "add_b8 ok" in shown and "3 cases checked on the cpu device" in shown and not out.exists()
+    text = BENCH.replace("def make(n):", "def make(n):\n    assert n != 32, 'wrong result'")
+    (project / "packages" / "toy" / "bench" / "bench_add.py").write_text(text)
+    assert main.run(["toy", "--check"]) == 1
+    shown = capsys.readouterr().out
+    assert "add_b32 failed: AssertionError: wrong result" in shown and "add_b128 ok" in shown
+
+
+def test_a_lost_device_ends_the_run_after_what_was_measured(project, tmp_path, monkeypatch, capsys):
+    text = BENCH.replace("(8, 32, 128)])", "(8, 32, 128)], device='cuda')")
+    text = text.replace("def make(n):", "def make(n):\n    assert n != 32, 'illegal access'")
+    (project / "packages" / "toy" / "bench" / "bench_add.py").write_text(text)
+
+    def lost():
+        raise RuntimeError("CUDA error: an illegal memory access\nmore")
+
+    monkeypatch.setattr(main.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(main.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(main, "cuda_ceilings", main_ceilings)
+    monkeypatch.setattr("kernel_core.bench.measure._finish", lambda bench: None)
+    monkeypatch.setattr("kernel_core.bench.measure.interleave_cuda", lambda runs, **_: timed(runs))
+    monkeypatch.setattr("kernel_core.bench.measure.cuda_versions", lambda: {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr(main.ledger, "RESULTS", tmp_path)
+    monkeypatch.setattr(main.torch.cuda, "synchronize", lost)
+    assert main.run(["toy", "--device", "cuda"]) == 1
+    shown = capsys.readouterr().out
+    assert "illegal access" in shown and "the device is lost" in shown
+    assert [row["point"] for row in ledger.load(tmp_path)["h200"]] == ["add_b8"]
+    monkeypatch.setattr(main.torch.cuda, "synchronize", lambda: None)
+    assert main.run(["toy", "--device", "cuda"]) == 1
+    assert [row["point"] for row in ledger.load(tmp_path)["h200"]] == ["add_b8", "add_b128"]
+
+
+def timed(runs):
+    from kernel_core.bench import Timing
+
+    return {name: Timing(2.0, 1.0, 3.0, 5) for name in runs}
 
 
 @pytest.mark.parametrize(

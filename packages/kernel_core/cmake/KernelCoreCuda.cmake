@@ -2,8 +2,11 @@
 #
 #   FATHOM_CUDA=AUTO|ON|OFF                 AUTO: where nvcc and an NVIDIA device (or nvidia-smi) are there
 #   kernel_core_add_cuda_module(_cuda
-#     SOURCES csrc/cuda/sm90/rows.cu        # machine code for 90a; sources named *_sm100.cu for 100a instead
-#             csrc/cuda/bindings_cuda.cpp)  # the host compiler's; files that are missing are an error
+#     SOURCES csrc/cuda/sm90/score.cu          # machine code for 90a; sources named *_sm100.cu for 100a instead
+#             csrc/cuda/bindings_cuda.cpp      # the host compiler's; files that are missing are an error
+#     COMMON  csrc/cuda/sm90/rows.cu)          # for 90a and for 100a: nothing in it is special to either
+#
+# COMMON wins over SOURCES. ci/compile_gate reads it too, so its files stand there as they are, without variables.
 #
 # A module links cudart_static and never libcuda: it loads on a machine without a driver and fails only when called.
 
@@ -45,10 +48,10 @@ foreach(kind STANDARD EXTENSION)
 endforeach()
 set(KERNEL_CORE_CUDA_FLAGS --expt-relaxed-constexpr -O3 -lineinfo)
 
-function(_kernel_core_cuda_library module arch)
-  set(lib "${module}_sm${arch}")
+function(_kernel_core_cuda_library module part archs)
+  set(lib "${module}_${part}")
   add_library(${lib} OBJECT ${ARGN})
-  set_target_properties(${lib} PROPERTIES CUDA_ARCHITECTURES "${arch}-real" CUDA_STANDARD 20 CUDA_EXTENSIONS OFF
+  set_target_properties(${lib} PROPERTIES CUDA_ARCHITECTURES "${archs}" CUDA_STANDARD 20 CUDA_EXTENSIONS OFF
                         CUDA_STANDARD_REQUIRED ON POSITION_INDEPENDENT_CODE ON
                         CUDA_VISIBILITY_PRESET hidden)
   target_compile_options(${lib} PRIVATE ${KERNEL_CORE_CUDA_FLAGS})
@@ -57,7 +60,7 @@ function(_kernel_core_cuda_library module arch)
 endfunction()
 
 function(kernel_core_add_cuda_module name)
-  cmake_parse_arguments(ARG "" "PACKAGE" "SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "" "PACKAGE" "SOURCES;COMMON" ${ARGN})
   if(NOT KERNEL_CORE_CUDA)
     return()
   endif()
@@ -65,6 +68,7 @@ function(kernel_core_add_cuda_module name)
     set(ARG_PACKAGE "${PROJECT_NAME}")
   endif()
   set(target "${ARG_PACKAGE}${name}")
+  list(REMOVE_ITEM ARG_SOURCES ${ARG_COMMON})
   set(hosts ${ARG_SOURCES})
   list(FILTER hosts EXCLUDE REGEX "\\.cu$")
   set(sm100 ${ARG_SOURCES})
@@ -79,10 +83,13 @@ function(kernel_core_add_cuda_module name)
   target_include_directories(${target} PRIVATE "${KERNEL_CORE_ROOT}/include" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
   if(sm90)
-    _kernel_core_cuda_library(${target} 90a ${sm90})
+    _kernel_core_cuda_library(${target} sm90 90a-real ${sm90})
   endif()
   if(sm100)
-    _kernel_core_cuda_library(${target} 100a ${sm100})
+    _kernel_core_cuda_library(${target} sm100 100a-real ${sm100})
+  endif()
+  if(ARG_COMMON)
+    _kernel_core_cuda_library(${target} common "90a-real;100a-real" ${ARG_COMMON})
   endif()
   install(TARGETS ${target} LIBRARY DESTINATION "${ARG_PACKAGE}")
 endfunction()

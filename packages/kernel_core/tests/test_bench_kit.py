@@ -146,3 +146,43 @@ def test_a_wrong_result_is_not_timed(tmp_path):
 def test_problem_refuses_an_unknown_ceiling():
     with pytest.raises(ValueError, match="compute: got 'int8'"):
         kit.Problem(native=lambda: None, reference=None, bytes=1, flops=0, compute="int8")
+
+
+def test_an_offer_that_fails_is_left_out_with_its_reason(tmp_path):
+    def missing():
+        raise ModuleNotFoundError("No module named 'swift'", name="swift")
+
+    def refuses():
+        raise RuntimeError("heads must be 64\nand more")
+
+    offers = [
+        kit.Offer("swift", missing), kit.Offer("picky", lambda: refuses),
+        kit.Offer("good", lambda: lambda: None, "torch"),
+    ]  # fmt: skip
+    case = kit.Case("p", {}, lambda: kit.Problem(lambda: None, None, bytes=8, flops=0, peers=offers, note="cuda"))
+    bench = kit.Bench("pkg.op", [case])
+    made = kit.run_case(bench, case, package=tmp_path, ceilings=RATES, budget_s=0.01)
+    assert [peer["name"] for peer in made["peers"]] == ["good"]
+    assert made["peers"][0]["version"] == f"torch {torch.__version__}"
+    left_out = ["swift left out: swift is not installed", "picky left out: RuntimeError heads must be 64"]
+    assert made["note"] == "; ".join(["cuda", *left_out]) and kit.check_case(bench, case) == left_out
+
+
+def test_a_check_runs_everything_once_and_times_nothing():
+    calls = []
+    problem = kit.Problem(lambda: calls.append("native"), lambda: calls.append("reference"), 0, 0)
+    case = kit.Case("p", {}, lambda: problem)
+    assert kit.check_case(kit.Bench("pkg.op", [case]), case) == []
+    assert calls == ["native", "native", "reference"]
+
+
+def test_helpers_of_gpu_benches():
+    from kernel_core.bench import device
+
+    assert device.cuda_module("kernel_core.no_such_module", "f") is None
+    assert device.cuda_module("math", "no_such_function") is None and device.cuda_module("math", "sin") is not None
+    assert device.address(None) == 0 and device.address(torch.ones(1)) != 0
+    device.assert_near("x", torch.ones(4), torch.ones(4) * 1.001, 2e-3)
+    for wrong in (torch.full((4,), 1.1), torch.full((4,), torch.nan)):
+        with pytest.raises(ArithmeticError, match="x: relative error"):
+            device.assert_near("x", wrong, torch.ones(4), 2e-3)

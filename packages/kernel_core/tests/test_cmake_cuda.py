@@ -31,7 +31,7 @@ cmake_minimum_required(VERSION 3.25)
 project(tiny LANGUAGES CXX)
 list(APPEND CMAKE_MODULE_PATH "@CMAKE@")
 include(KernelCore)
-kernel_core_add_cuda_module(_cuda SOURCES bindings.cpp fill.cu fill_sm100.cu)
+kernel_core_add_cuda_module(_cuda SOURCES bindings.cpp both.cu fill.cu fill_sm100.cu COMMON both.cu)
 """
 KERNEL = """
 #include <cuda_runtime_api.h>
@@ -43,8 +43,11 @@ BINDINGS = """
 #include "kernel_core/cuda/status.hpp"
 cudaError_t fill(float*);
 cudaError_t fill_sm100(float*);
+cudaError_t both(float*);
 PYBIND11_MODULE(_cuda, m) {
   m.def("wrong", [] { kernel_core::cuda::check(cudaErrorInvalidValue, "fill"); });
+  m.def("elsewhere", [] { kernel_core::cuda::check(cudaErrorNotSupported, "fill"); });
+  m.def("both", [](uintptr_t x) { kernel_core::cuda::check(both(reinterpret_cast<float*>(x)), "both"); });
   m.def("fill", [](uintptr_t x) { kernel_core::cuda::check(fill(reinterpret_cast<float*>(x)), "fill"); });
   m.def("fill_sm100", [](uintptr_t x) { kernel_core::cuda::check(fill_sm100(reinterpret_cast<float*>(x)), "fill"); });
 }
@@ -55,7 +58,7 @@ PYBIND11_MODULE(_cuda, m) {
 def project(tmp_path) -> Path:
     (tmp_path / "CMakeLists.txt").write_text(PROJECT.replace("@CMAKE@", kernel_core.cmake_dir().as_posix()))
     (tmp_path / "bindings.cpp").write_text(BINDINGS)
-    for name in ("fill", "fill_sm100"):
+    for name in ("fill", "fill_sm100", "both"):
         (tmp_path / f"{name}.cu").write_text(KERNEL.replace("@NAME@", name))
     return tmp_path
 
@@ -92,7 +95,7 @@ def test_on_builds_each_source_for_its_architecture(project):
         for line in commands
         if " -x cu " in line
     }
-    assert archs == {"fill.cu": ["90a"], "fill_sm100.cu": ["100a"]}
+    assert archs == {"fill.cu": ["90a"], "fill_sm100.cu": ["100a"], "both.cu": ["90a", "100a"]}
     ninja(project, "-j1")
     (library,) = (project / "build").glob("_cuda*.so")
     spec = importlib.util.spec_from_file_location("_cuda", library)
@@ -101,3 +104,5 @@ def test_on_builds_each_source_for_its_architecture(project):
     spec.loader.exec_module(module)  # no driver is needed to load it
     with pytest.raises(ValueError, match="fill: invalid argument"):
         module.wrong()
+    with pytest.raises(ValueError, match=r"fill: operation not supported.*no code for this kind of GPU"):
+        module.elsewhere()

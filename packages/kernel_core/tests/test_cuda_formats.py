@@ -67,6 +67,36 @@ def test_e2m1_pairs_of_every_byte(lib):
     same(out, formats.decode_e2m1(formats.unpack_nibbles(byte[:, None])) * formats.decode_e4m3(scale)[:, None])
 
 
+def test_small_e2m1_pairs(lib):
+    """Every code at each of the eight places beside every other: 2^-126 of its value, subnormals and signs included."""
+    place, code, others = torch.meshgrid(torch.arange(8), torch.arange(16), torch.arange(16), indexing="ij")
+    place, code, others = place.flatten(), code.flatten(), others.flatten()
+    codes = others[:, None].repeat(1, 8)
+    codes[torch.arange(len(code)), place] = code
+    packed, out = words(codes.to(torch.uint8), 4), torch.empty(len(code), 8, dtype=torch.bfloat16)
+    lib.decode_e2m1x8_small(address(packed), address(out), ctypes.c_int64(len(code)))
+    same(out.double() * 2.0**126, formats.decode_e2m1(codes.to(torch.uint8)))
+
+
+def test_large_pairs_of_e4m3_scales(lib):
+    """All 65536 pairs: 2^118 times their values, each NaN in its own half, and either half twice."""
+    pairs = torch.arange(65536).to(torch.uint16)
+    out = torch.empty(65536, 3, 2, dtype=torch.bfloat16)
+    lib.decode_scale_pairs(address(pairs), address(out), ctypes.c_int64(65536))
+    scales = formats.decode_e4m3(pairs.view(torch.uint8).view(-1, 2))
+    same(out[:, 0].double() * 2.0**-118, scales)
+    same(out[:, 1], out[:, 0, :1].expand(-1, 2))
+    same(out[:, 2], out[:, 0, 1:].expand(-1, 2))
+
+
+def test_floor_of_the_logarithm(lib):
+    powers = 2 ** torch.arange(32)
+    x = torch.cat([torch.arange(1, 1 << 16), powers, powers[1:] - 1, powers[1:] + 1, torch.tensor([2**32 - 1])])
+    given, out = x.to(torch.uint32), torch.empty(len(x), dtype=torch.int32)
+    lib.floor_log2s(address(given), address(out), ctypes.c_int64(len(x)))
+    assert out.tolist() == [n.bit_length() - 1 for n in x.tolist()]
+
+
 def test_e2m1_is_a_part_of_e4m3(lib):
     low = torch.arange(65536)
     word = (low | (low.flip(0) << 16)).to(torch.int32)

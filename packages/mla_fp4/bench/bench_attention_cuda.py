@@ -1,21 +1,29 @@
-"""Sparse attention and index scores on an NVIDIA GPU, at the production shapes: 128 + 512 packed keys a row.
+"""Sparse attention on an NVIDIA GPU, at the production shapes: 128 + 512 packed keys a row.
 
-Every sample finds cold caches and random rows. The note of a row says which implementation ran.
+Every sample finds cold caches and random rows. The note of a row says which implementation ran; Triton and FlashMLA run
+beside it where they can.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
+import peers
 import torch
 
 from kernel_core import formats
-from kernel_core.bench import Bench, Case, Problem
+from kernel_core.bench import Bench, Case, Offer, Problem
+from kernel_core.bench.device import address, assert_near, cuda_module, multiprocessors, stream
 
 DIM, ROPE, WINDOW, RING, SELECTED, ROWS_PER_BLOCK = 512, 64, 128, 134, 512, 128
 START = VISIBLE = 8192
 INDEX_DIM, INDEX_HEADS = 128, 32
-_SOURCES = ("csrc/cuda/**/*", "src/mla_fp4/triton_*.py")
+CHECKED = 4  # rows compared with the reference
+LIMIT = 6e-3  # relative error of a bfloat16 result
+SOURCES = ("csrc/cuda/**/*", "src/mla_fp4/triton_*.py")
+_ADDRESSES = ("q", "new_rows", "ring", "ring_slot", "cu_seqlens", "start_pos", "lower", "pages", "block_table",
+              "indices", "sink", "rope")  # fmt: skip
 
 
 def attention_arguments(requests: int, rows: int, heads: int, device: str, visible: int = VISIBLE) -> dict:
@@ -61,30 +69,110 @@ def attention_cost(arguments: dict) -> tuple[int, int]:
     return keys + 2 * total * heads * DIM * 2, 4 * total * heads * DIM * (WINDOW + SELECTED)
 
 
-def _attention(requests: int, rows: int, heads: int) -> Problem:
-    from mla_fp4 import triton_attention
+def compiled(arguments: dict, out: torch.Tensor) -> Callable[[], None] | None:
+    """One call of the CUDA C++ kernel that the library chooses; None where it is not built."""
+    module = cuda_module("mla_fp4._cuda", "sparse_attention")
+    if module is None:
+        return None
+    rows, heads = arguments["q"].shape[:2]
+
+    def run() -> None:
+        module.sparse_attention(
+            *(address(arguments[name]) for name in _ADDRESSES),
+            out=address(out),
+            rows=rows,
+            heads=heads,
+            batch=len(arguments["start_pos"]),
+            slots=arguments["ring"].shape[0],
+            ring_rows=arguments["ring"].shape[1],
+            window=arguments["window"],
+            blocks=arguments["pages"].shape[0],
+            rows_per_block=arguments["rows_per_block"],
+            table_width=arguments["block_table"].shape[1],
+            selected=arguments["indices"].shape[1],
+            scale=arguments["scale"],
+            multiprocessors=multiprocessors(),
+            stream=stream(),
+        )
+
+    return run
+
+
+def row_alone(arguments: dict, row: int) -> dict:
+    """The problem of one row on the CPU: its window in a ring of its own, its pages next to each other."""
+    request = int(torch.searchsorted(arguments["cu_seqlens"], row, right=True)) - 1
+    first, start = int(arguments["cu_seqlens"][request]), int(arguments["start_pos"][request])
+    position = start + row - first
+    ring = arguments["ring"][arguments["ring_slot"][request].long()].clone()
+    size = len(ring)
+    new = torch.arange(max(start, position - WINDOW + 1), position, device=ring.device)  # keys of this very step
+    ring[new % size] = arguments["new_rows"][first + new - start]
+    blocks = arguments["block_table"][request].long()
+    alone = {
+        **{name: arguments[name][row : row + 1] for name in ("q", "new_rows", "indices", "rope")},
+        "ring": ring[None],
+        "ring_slot": torch.zeros(1, dtype=torch.int32),
+        "cu_seqlens": torch.tensor([0, 1], dtype=torch.int32),
+        "start_pos": torch.tensor([position]),
+        "lower": arguments["lower"][request : request + 1],
+        "pages": arguments["pages"][blocks],
+        "block_table": torch.arange(len(blocks), dtype=torch.int32)[None],
+        **{name: arguments[name] for name in ("window", "rows_per_block", "sink", "scale")},
+    }
+    alone["q"] = alone["q"].float()
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in alone.items()}
+
+
+def _check(arguments: dict, out: torch.Tensor) -> None:
     from mla_fp4.reference.attention import sparse_attention
 
+    rows = len(out)
+    for row in sorted({0, rows // 3, rows // 2, rows - 1})[:CHECKED]:
+        expected = sparse_attention(**row_alone(arguments, row))
+        assert_near(f"sparse_attention, row {row}", out[row : row + 1], expected, LIMIT)
+
+
+def _triton(arguments: dict, out: torch.Tensor) -> Callable[[], object]:
+    from mla_fp4 import triton_attention
+
+    return functools.partial(triton_attention.sparse_attention, **arguments, out=out)
+
+
+def _checked_triton(arguments: dict) -> Callable[[], object]:
+    out = torch.empty_like(arguments["q"])
+    run = _triton(arguments, out)
+    run()
+    _check(arguments, out)
+    return run
+
+
+def _flash_mla(arguments: dict) -> Offer:
+    """FlashMLA on as many rows: decode from 584-byte rows, prefill from bfloat16 rows that hold both kinds of keys."""
+    indices, heads = arguments["indices"], arguments["q"].shape[1]
+    if len(arguments["start_pos"]) == len(indices):
+        return peers.flash_mla_decode(indices, VISIBLE, heads, WINDOW)
+    rows = len(indices)
+    near = VISIBLE + torch.arange(rows, device="cuda")[:, None] + torch.arange(WINDOW, device="cuda")
+    return peers.flash_mla_prefill(torch.cat([near.int(), indices], dim=1), VISIBLE + WINDOW + rows, heads)
+
+
+def _attention(requests: int, rows: int, heads: int) -> Problem:
     arguments = attention_arguments(requests, rows, heads, "cuda")
     out = torch.empty_like(arguments["q"])
-
-    def check() -> None:
-        host = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
-        few = slice(0, min(4, requests))  # whole requests from the front: the reference is slow
-        end = int(host["cu_seqlens"][few.stop])
-        if end > 64:
-            return  # prefill: the same kernel, checked at decode and by the tests
-        host |= {k: host[k][:end] for k in ("new_rows", "indices", "rope")}
-        host |= {"q": host["q"][:end].float(), "cu_seqlens": host["cu_seqlens"][: few.stop + 1]}
-        host |= {k: host[k][few] for k in ("ring_slot", "start_pos", "lower", "block_table")}
-        expected = sparse_attention(**host)
-        error = (out[:end].float().cpu() - expected).norm() / expected.norm()
-        if not error < 6e-3:
-            raise ArithmeticError(f"sparse_attention: relative error {error:.2e} against the reference")
-
     moved, flops = attention_cost(arguments)
-    run = functools.partial(triton_attention.sparse_attention, **arguments, out=out)
-    return Problem(run, None, moved, flops, check=check, compute="bf16", cold=True, note="triton")
+    run = compiled(arguments, out)
+    others = [Offer("triton", functools.partial(_checked_triton, arguments), "triton")] if run is not None else []
+    return Problem(
+        run or _triton(arguments, out),
+        None,
+        moved,
+        flops,
+        peers=[*others, _flash_mla(arguments)],
+        check=functools.partial(_check, arguments, out),
+        compute="bf16",
+        cold=True,
+        note="cuda" if run is not None else "triton",
+    )
 
 
 def index_arguments(requests: int, keys: int, device: str, heads: int = INDEX_HEADS) -> dict:
@@ -107,28 +195,7 @@ def index_arguments(requests: int, keys: int, device: str, heads: int = INDEX_HE
     }
 
 
-def _index(requests: int, keys: int) -> Problem:
-    from mla_fp4 import triton_index
-    from mla_fp4.reference.indexer import index_scores
-
-    arguments = index_arguments(requests, keys, "cuda")
-    found: list[torch.Tensor] = []
-
-    def native() -> None:
-        found[:] = [triton_index.index_scores(**arguments, width=keys)]
-
-    def check() -> None:
-        host = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
-        host |= {k: host[k][:1] for k in ("q", "head_weights", "visible", "block_table")}
-        expected = index_scores(**{**host, "cu_seqlens": torch.tensor([0, 1], dtype=torch.int32)})
-        torch.testing.assert_close(found[0][:1].cpu(), expected, rtol=1e-4, atol=1e-3)
-
-    moved = requests * keys * (INDEX_DIM // 2 + INDEX_DIM // 32 + 4)  # keys in, float32 scores out
-    flops = 2 * requests * keys * INDEX_HEADS * INDEX_DIM
-    return Problem(native, None, moved, flops, check=check, compute="bf16", cold=True, note="triton")
-
-
-def _attention_case(point: str, requests: int, rows: int, heads: int) -> Case:
+def _case(point: str, requests: int, rows: int, heads: int) -> Case:
     shape = {"requests": requests, "rows": rows, "heads": heads, "dim": DIM, "window": WINDOW, "selected": SELECTED}
     return Case(point, shape, functools.partial(_attention, requests, rows, heads))
 
@@ -138,25 +205,13 @@ BENCHES = [
         "mla_fp4.sparse_attention",
         [
             *(
-                _attention_case(f"mla_decode_h{heads}_b{batch}", batch, 1, heads)
+                _case(f"mla_decode_h{heads}_b{batch}", batch, 1, heads)
                 for heads in (8, 16, 32, 64, 128)
-                for batch in (1, 8, 32, 128)
+                for batch in (1, 8, 32, 128, 512)
             ),
-            _attention_case("mla_prefill_h64_q4096", 1, 4096, 64),
+            *(_case(f"mla_prefill_h{heads}_q4096", 1, 4096, heads) for heads in (64, 128)),
         ],
-        _SOURCES,
+        SOURCES,
         device="cuda",
-    ),
-    Bench(
-        "mla_fp4.index_scores",
-        [
-            Case(
-                "index_decode_b64_k65536",
-                {"requests": 64, "keys": 65536, "heads": INDEX_HEADS, "dim": INDEX_DIM},
-                functools.partial(_index, 64, 65536),
-            )
-        ],
-        _SOURCES,
-        device="cuda",
-    ),
+    )
 ]

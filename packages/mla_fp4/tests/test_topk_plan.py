@@ -22,7 +22,10 @@ def library(tmp_path_factory):
     for name, count in (("merged_length", 3), ("candidate_length", 4)):
         getattr(lib, name).argtypes = [ctypes.c_int64] * count
         getattr(lib, name).restype = ctypes.c_int64
-    lib.position_shift.argtypes = [ctypes.c_int64]
+    lib.key_score.argtypes, lib.key_score.restype = [ctypes.c_uint32], ctypes.c_float
+    lib.sample_index.argtypes, lib.sample_index.restype = [ctypes.c_uint32] * 3, ctypes.c_uint32
+    lib.sample_rank.argtypes = [*[ctypes.c_int64] * 4, ctypes.c_void_p]
+    lib.narrow.argtypes = [ctypes.c_uint32] * 3
     lib.select_row.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 4, ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p]
     return lib
 
@@ -113,8 +116,55 @@ def test_candidate_lengths_count_visible_positions(library):
             assert library.candidate_length(len(blocks), blocks[-1] if blocks else 0, block, visible) == count
 
 
-def test_positions_fit_the_sorting_bins(library):
-    for length in (1, 2047, 2048, 2049, 4096, 4097, (1 << 20) - 1, 1 << 20):
-        shift = library.position_shift(length)
-        assert (length - 1) >> shift < 2048
-        assert shift == 0 or (length - 1) >> (shift - 1) >= 2048
+def test_a_key_gives_its_score_back(library):
+    for value in (1.5, -1.5, 0.0, 3e38, -3e38, 1e-45, -1e-45, np.inf):
+        assert library.key_score(library.order_key(value)) == np.float32(value)
+
+
+def test_samples_are_spread_over_the_row(library):
+    for count, length in ((2048, 4097), (2048, 65_536), (8192, 1 << 20), (8192, 1_000_003)):
+        places = [library.sample_index(i, count, length) for i in range(count)]
+        stride = length // count
+        assert all(i * stride <= place < (i + 1) * stride for i, place in enumerate(places)) and places[-1] < length
+        assert stride < 8 or len({place % stride for place in places}) > stride // 2
+
+
+@pytest.mark.parametrize(
+    ("k", "count", "length", "capacity"),
+    [(512, 2048, 4097, 4096), (512, 2048, 65_536, 8192), (512, 8192, 1 << 20, 8192), (2048, 8192, 1 << 20, 8192)],
+)
+def test_the_rank_of_a_sample_bounds_the_row(library, k, count, length, capacity):
+    """Over 200 random rows: at least k entries reach it, and they fit."""
+    rank = (ctypes.c_int * 2)()
+    library.sample_rank(k, count, length, capacity, rank)
+    assert 0 < rank[0] <= rank[1] < count
+    # Of a row of ranks 0 ... length - 1: the sample's rank[i] best.
+    generator, failed = np.random.default_rng(0), 0
+    for _ in range(200):
+        chosen = np.sort(generator.choice(length, count, replace=False))
+        failed += not k <= chosen[rank[0] - 1] + 1 <= capacity or chosen[rank[1] - 1] > capacity * 1.2
+    assert failed <= 4
+
+
+def test_steps_narrow_to_a_key(library):
+    for low, high in ((0, 2**32 - 1), (5, 5), (0x3F800000, 0x3F800FFF), (0x7FFFFF, 0xC0490FDB), (1, 2049), (1, 2048)):
+        for wanted in (low, high, low + (high - low) // 3, low + (high - low) // 2):
+            assert 1 <= library.narrow(low, high, wanted) <= 3
+
+
+def test_parts_of_scores_fit_the_workspace(tmp_path):
+    lib = host_library(HERE / "host" / "index_topk_plan.cpp", tmp_path, HERE.parent / "csrc/cuda/sm90")
+    lib.parts.argtypes = [*[ctypes.c_int64] * 4, ctypes.c_void_p]
+    out = (ctypes.c_int64 * 3)()
+    for rows, width, k in ((1, 1, 1), (64, 65_536, 512), (8192, 65_536, 512), (16, 1 << 20, 2048), (300, 30_001, 4)):
+        for floats in (1 << 26, 1 << 24, 1 << 21, 1 << 18, 7000, 100):
+            lib.parts(rows, width, k, floats, out)
+            group, positions, stride = out
+            if group == 0:
+                assert floats < k + 4096 + 256 and floats < width
+                continue
+            assert group <= rows and group * stride <= floats and stride % 4 == 0
+            if positions == width:
+                assert stride >= width
+            else:
+                assert positions % 256 == 0 and positions >= max(4096, k) and stride >= k + positions

@@ -1,4 +1,8 @@
-"""Public functions: checks, documentation, choice of the backend."""
+"""Public functions: checks, documentation, choice of the backend.
+
+On an NVIDIA GPU PyTorch's operators run, as there are no kernels yet. Values of parameters and row numbers are not
+checked there, as that would wait for the device.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,11 @@ import torch
 
 import dspark_kernels._native as _compiled
 from dspark_kernels import reference
-from kernel_core import register_native, register_op, unsupported, use_reference
+from kernel_core import elsewhere, register_native, register_op, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
 
 F32, I32, I64 = torch.float32, torch.int32, torch.int64
-_EXISTS = "cpu"
 _native = register_native(_compiled)
 _PARAMETERS = {"t": ("temperature", "0 or more, finite"), "p": ("top_p", "above 0, at most 1"), "k": ("top_k", ">= 0")}
 
@@ -47,7 +50,8 @@ def sample(
     if top_k is not None:
         check_tensor("top_k", top_k, dtype=I32, shape=(T,))
     _check_draw(seeds, positions, case, T)
-    _check_device("sample", logits)
+    if elsewhere("dspark_kernels.sample", logits):
+        return reference.sample(logits, temperature, top_p, top_k, seeds, positions, case=case)
     k_pointer = 0 if top_k is None else top_k.data_ptr()
     row, which = _native.bad_parameter(T, temperature.data_ptr(), top_p.data_ptr(), k_pointer)
     if row >= 0:
@@ -77,9 +81,8 @@ def top_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     _check_vocabulary(V)
     if not 1 <= k <= V:
         require(False, "k", k, f"1 to {V}")
-    if use_reference():
+    if use_reference() or elsewhere("dspark_kernels.top_logprobs", logits):
         return reference.top_logprobs(logits, k)
-    _check_device("top_logprobs", logits)
     ids = torch.empty(T, k, dtype=I64)
     logprobs = torch.empty(T, k, dtype=F32)
     _native.top_logprobs(T, V, k, logits.data_ptr(), ids.data_ptr(), logprobs.data_ptr())
@@ -93,9 +96,8 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, case: int = 0) -> torc
     each counter, keyed by the mixed seed; its 52 high bits choose a cell whose middle is returned.
     """
     _check_draw(seeds, positions, case, None)
-    if use_reference():
+    if use_reference() or elsewhere("dspark_kernels.uniform", seeds):
         return reference.uniform(seeds, positions, case)
-    _check_device("uniform", seeds)
     out = torch.empty(seeds.shape[0], dtype=torch.float64)
     _native.uniform(seeds.shape[0], seeds.data_ptr(), positions.data_ptr(), case, out.data_ptr())
     return out
@@ -115,7 +117,8 @@ def apply_token_mask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Te
         R = rows.shape[0]
     words = (V + 31) // 32
     check_tensor("bitmask", bitmask, dtype=I32, shape=(R, words))
-    _check_device("apply_token_mask", logits)
+    if elsewhere("dspark_kernels.apply_token_mask", logits):
+        return reference.apply_token_mask(logits, bitmask, rows)
     if use_reference():
         if rows is not None and R and not (int(rows.min()) >= 0 and int(rows.max()) < T):
             require(False, "rows", rows.tolist(), f"0 to {T - 1}")
@@ -138,11 +141,6 @@ def _check_draw(seeds: torch.Tensor, positions: torch.Tensor, case: int, T: int 
     check_tensor("positions", positions, dtype=I64, shape=seeds.shape)
     if not 0 <= case < reference.DRAWS:
         require(False, "case", case, f"0 to {reference.DRAWS - 1}")
-
-
-def _check_device(op: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise unsupported(f"dspark_kernels.{op}", tensor, _EXISTS)
 
 
 register_op(

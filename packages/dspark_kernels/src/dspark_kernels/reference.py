@@ -1,4 +1,7 @@
-"""The semantics of every op in plain PyTorch. Probabilities are float64, so that only true ties are close calls."""
+"""The semantics of every op in plain PyTorch. Probabilities are float64, so that only true ties are close calls.
+
+On any device, and without reading a value back, so that it is also what a GPU runs as long as there are no kernels.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ def distribution(
     ranked = probs.gather(1, order)
     before = ranked.cumsum(-1) - ranked
     keep = (before < top_p.double().unsqueeze(1)) | (top_p.unsqueeze(1) >= 1)
-    limit = torch.full((T,), V) if top_k is None else torch.where(top_k > 0, top_k.long(), V)
+    limit = torch.full((T,), V, device=logits.device) if top_k is None else torch.where(top_k > 0, top_k.long(), V)
     limit = torch.where(greedy, 1, limit)
-    keep &= torch.arange(V) < limit.unsqueeze(1)
-    keep[:, 0] = True
+    keep &= torch.arange(V, device=logits.device) < limit.unsqueeze(1)
+    keep[:, 0].fill_(True)
     kept = torch.zeros_like(probs).scatter(1, order, ranked * keep)
     return kept / kept.sum(-1, keepdim=True)
 
@@ -90,7 +93,7 @@ def top_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 def apply_token_mask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor | None = None) -> None:
     V = logits.shape[1]
-    token = torch.arange(V)
+    token = torch.arange(V, device=logits.device)
     allowed = (bitmask[:, token // 32] >> (token % 32).to(torch.int32)) & 1
-    index = torch.arange(len(logits)) if rows is None else rows
+    index = torch.arange(len(logits), device=logits.device) if rows is None else rows
     logits[index] = torch.where(allowed.bool(), logits[index], -torch.inf)

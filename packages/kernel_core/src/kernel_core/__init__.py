@@ -5,6 +5,7 @@ import torch  # noqa: F401  (first, so that one OpenMP runtime is mapped)
 import kernel_core._native as _native
 from kernel_core.backend import (
     available_isas,
+    elsewhere,
     limit_isa,
     register_native,
     register_op,
@@ -17,6 +18,7 @@ from kernel_core.paths import cmake_dir, include_dir
 __all__ = [
     "available_isas",
     "cmake_dir",
+    "elsewhere",
     "include_dir",
     "limit_isa",
     "register_native",

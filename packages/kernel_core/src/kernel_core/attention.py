@@ -1,6 +1,7 @@
 """Latent attention in plain PyTorch, float32: the parts that the references of several packages share.
 
-Rows are gathered once, dequantised once and met by batched products, so it is also a fair baseline for timing.
+Rows are gathered once, dequantised once and met by batched products, so it is also a fair baseline for timing. It works
+on the device of its tensors and reads nothing back (see `longest` of `window_keys` for the exception).
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ def _dequantise(rows: torch.Tensor) -> torch.Tensor:
     return rows if rows.is_floating_point() else formats.dequantize_window(rows)
 
 
-def row_requests(cu_seqlens: torch.Tensor, start_pos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Request and position of every row of a ragged batch: int64 [T], int64 [T]."""
-    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
-    request = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    offset = torch.arange(int(cu_seqlens[-1])) - cu_seqlens[:-1].long()[request]
-    return request, start_pos[request] + offset
+def row_requests(
+    cu_seqlens: torch.Tensor, start_pos: torch.Tensor, rows: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Request and position of every row of a ragged batch: int64 [T], int64 [T].
+
+    `rows` is T where the caller knows it; then no value is read back from the device. Rows behind the last request
+    count as its own.
+    """
+    if rows is None:
+        rows = int(cu_seqlens[-1])
+    row = torch.arange(rows, device=cu_seqlens.device)
+    request = torch.searchsorted(cu_seqlens[1:].long(), row, right=True).clamp_(max=max(0, len(cu_seqlens) - 2))
+    return request, start_pos[request] + row - cu_seqlens.long()[request]
 
 
 def window_keys(
@@ -31,23 +39,28 @@ def window_keys(
     lower: torch.Tensor,
     window: int,
     block: bool = False,
+    longest: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Window keys of every row: float32 [T, n, D] by position (zeros where none), and bool [T, n].
 
-    The last `window` positions of each row, or with `block` all new rows of its request and `window` before them.
+    The last `window` positions of each row, or with `block` all new rows of its request and `window` before them;
+    `longest` bounds a request's rows then, and without it the longest is looked for, which reads from the device.
     """
-    request, position = row_requests(cu_seqlens, start_pos)
+    device = new_rows.device
+    request, position = row_requests(cu_seqlens, start_pos, new_rows.shape[0])
     reach = window if block else window - 1
-    history = start_pos[:, None] - torch.arange(reach, 0, -1)  # the positions before a chunk: [B, reach]
+    history = start_pos[:, None] - torch.arange(reach, 0, -1, device=device)  # positions before a chunk: [B, reach]
     slot = ring_slot.long().clamp(0, ring.shape[0] - 1)  # a request without rows may hold anything
     kept = _dequantise(ring[slot[:, None], history.remainder(ring.shape[1])])
     pool = torch.cat((kept.flatten(0, 1), _dequantise(new_rows)))
     start = start_pos[request][:, None]
     end = start + (cu_seqlens[1:] - cu_seqlens[:-1])[request][:, None]
     if block:
-        key = start + torch.arange(-window, int((end - start).max()))
+        if longest is None:
+            longest = int((end - start).max())
+        key = start + torch.arange(-window, longest, device=device)
     else:
-        key = position[:, None] - torch.arange(window - 1, -1, -1)
+        key = position[:, None] - torch.arange(window - 1, -1, -1, device=device)
     seen = (key >= 0) & (key >= lower[request][:, None]) & (key < end)
     from_ring = request[:, None] * reach + key - (start - reach)
     from_new = history.numel() + cu_seqlens.long()[request][:, None] + key - start

@@ -1,6 +1,6 @@
-"""Choosing a backend: native modules, their instruction set, and the reference for tests.
+"""Choosing a backend: compiled code, its instruction set, and the other implementations of an op.
 
-No environment variable changes numerics. `using("reference")` and `limit_isa(...)` are explicit and scoped.
+No environment variable changes numerics. `using(...)` and `limit_isa(...)` are explicit and scoped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+BACKENDS = ("native", "reference", "library", "triton")
 _backend: ContextVar[str] = ContextVar("kernel_core_backend", default="native")
 _native_modules: list[Any] = []
 
@@ -24,9 +25,18 @@ def register_native(module: Any) -> Any:
 
 @contextlib.contextmanager
 def using(backend: str) -> Iterator[None]:
-    """Run ops with `"reference"` (plain PyTorch) or `"native"` inside the block."""
-    if backend not in ("reference", "native"):
-        raise ValueError(f"backend: got {backend!r}, allowed are 'reference' and 'native'")
+    """Run ops with another implementation inside the block.
+
+    "native": compiled code, the default: C++ for CPU tensors, CUDA C++ for those on an NVIDIA GPU. A GPU op without a
+    kernel for its shapes, or without any, runs as under "library".
+    "library": PyTorch's operators on the tensors' device, without reading a value back to the host, so that a CUDA
+    graph can hold them. On CPU tensors too.
+    "triton": the Triton kernel of an op that has one; other ops run as under "native". CPU tensors need Triton's
+    interpreter.
+    "reference": the plain definition, for tests.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, allowed are {', '.join(map(repr, BACKENDS))}")
     token = _backend.set(backend)
     try:
         yield
@@ -37,6 +47,26 @@ def using(backend: str) -> Iterator[None]:
 def use_reference() -> bool:
     """True inside `using("reference")`."""
     return _backend.get() == "reference"
+
+
+def elsewhere(op: str, tensor: torch.Tensor, *, kernels: bool = False, triton: bool = False) -> str:
+    """What an op runs that is not the compiled CPU code: "cuda", "library" or "triton"; "" for the CPU code.
+
+    `kernels`: the op has CUDA C++ kernels. `triton`: it has a Triton one. Raises NotImplementedError for a device that
+    nothing is made for.
+    """
+    chosen = _backend.get()
+    if chosen == "native" and tensor.is_cpu:  # first, since every op of every layer asks
+        return ""
+    if chosen == "library":
+        return "library"
+    if chosen == "triton" and triton:
+        return "triton"
+    if tensor.is_cpu:
+        return ""
+    if tensor.is_cuda:
+        return "cuda" if kernels else "library"
+    raise unsupported(op, tensor, "cpu and cuda")
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def check_window(
     `cu_seqlens` is checked by the kernel.
     """
     if q.dtype is not _F32 or q.dim() != 3 or not q.is_contiguous():
-        check.tensor("q", q, dtype=_F32, shape=(None, None, None))
+        check.tensor("q", q, dtype=_F32 if q.is_cpu else (_F32, torch.bfloat16), shape=(None, None, None))
     rows, heads, dim = q.shape
     if heads < 1 or dim < 1 or dim % 32:
         check.require(False, "q", list(q.shape), "heads, and a multiple of 32 channels")
@@ -69,5 +69,5 @@ def check_window(
         ("rope", rope, _F32, (rows, rope_dim)),
     )
     if out is not None:
-        check.exactly(("out", out, _F32, (rows, heads, dim)))
+        check.exactly(("out", out, q.dtype, (rows, heads, dim)))
     return WindowSizes(rows, heads, dim, batch, slots, ring_rows, rope_dim, packed)

@@ -34,6 +34,23 @@ void decode_e2m1x2(const uint8_t* bytes, const uint8_t* scales, uint32_t* out, i
   for (int64_t i = 0; i < n; ++i) out[i] = e2m1x2_scaled(bytes[i], e4m3_bf16x2(scales[i]));
 }
 
+void decode_e2m1x8_small(const uint32_t* words, uint32_t* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) e2m1x8_small(words[i], out + 4 * i);
+}
+
+// The pair, then its low and its high half twice
+void decode_scale_pairs(const uint16_t* pairs, uint32_t* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[3 * i] = e4m3x2_large(pairs[i]);
+    out[3 * i + 1] = low_twice(out[3 * i]);
+    out[3 * i + 2] = high_twice(out[3 * i]);
+  }
+}
+
+void floor_log2s(const uint32_t* x, int32_t* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = floor_log2(x[i]);
+}
+
 void e2m1_to_e4m3(const uint32_t* words, uint32_t* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) e2m1x8_e4m3(words[i], out + 2 * i);
 }

@@ -1,4 +1,7 @@
-"""The semantics of every op in plain PyTorch, float32."""
+"""The semantics of every op in plain PyTorch, float32.
+
+On any device, and without reading a value back, so that it is also what a GPU runs as long as there are no kernels.
+"""
 
 from __future__ import annotations
 
@@ -79,17 +82,17 @@ def engram_rows(
     pad_mapped: int,
 ) -> torch.Tensor:
     T = len(mapped)
-    starts = cu_seqlens.long()
-    request = torch.repeat_interleave(torch.arange(len(starts) - 1), starts.diff())
-    local = torch.arange(T) - starts[request]
+    starts, row = cu_seqlens.long(), torch.arange(len(mapped), device=mapped.device)
+    request = torch.searchsorted(starts[1:], row, right=True)
+    local = row - starts[request]
     ids = torch.where(dead, -1, mapped)
     rolling = mapped * multipliers[0]
-    blocked = torch.zeros(T, dtype=torch.bool)
+    blocked = torch.zeros(T, dtype=torch.bool, device=mapped.device)
     heads = len(primes) // (len(multipliers) - 1)
     columns = []
     for s in range(1, len(multipliers)):
         from_history = history[request, (s - 1 - local).clamp(min=0)]
-        seen = torch.where(local < s, from_history, ids[(torch.arange(T) - s).clamp(min=0)])
+        seen = torch.where(local < s, from_history, ids[(row - s).clamp(min=0)])
         blocked = blocked | (seen < 0)
         rolling = rolling ^ (torch.where(blocked, pad_mapped, seen) * multipliers[s])
         bucket = slice((s - 1) * heads, s * heads)

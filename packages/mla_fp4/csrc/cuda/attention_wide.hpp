@@ -7,7 +7,8 @@
 
 namespace mla_fp4::cuda {
 
-// cudaErrorInvalidValue where sizes or alignments do not fit (attention_plan.cuh, attention_fits); nothing runs then.
-cudaError_t attention_wide(const AttentionParams& params, cudaStream_t stream);
+// cudaErrorInvalidValue where sizes or alignments do not fit (attention_tiles.cuh, attention_fits); nothing runs then.
+// One CTA a multiprocessor takes rows in turn.
+cudaError_t attention_wide(const AttentionParams& params, int64_t multiprocessors, cudaStream_t stream);
 
 }  // namespace mla_fp4::cuda

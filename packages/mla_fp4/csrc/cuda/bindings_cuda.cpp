@@ -15,6 +15,7 @@ using kernel_core::cuda::check;
 
 void bind_attention(py::module_& m);
 void bind_index(py::module_& m);
+void bind_window(py::module_& m);
 
 namespace {
 
@@ -92,5 +93,8 @@ PYBIND11_MODULE(_cuda, m) {
 #endif
 #if defined(MLA_FP4_CUDA_INDEX)
   bind_index(m);
+#endif
+#if defined(MLA_FP4_CUDA_WINDOW)
+  bind_window(m);
 #endif
 }

@@ -35,14 +35,21 @@ struct IndexScoreParams {
   int64_t candidates_width;
   int64_t candidate_block;  // a power of two
 
-  float* scores;  // [rows, stride]: what a row does not see is not written, or -inf with fill_hidden; null: not wanted
-  int64_t stride;
-  bool fill_hidden;
+  float* scores =
+      nullptr;  // [rows, stride]: what a row does not see is not written, or -inf with fill_hidden; null: not wanted
+  int64_t stride = 0;
+  bool fill_hidden = false;
   // The largest visible score of each 8 positions, NaN as -inf: [rows, maxima_stride], or null. Not with candidates.
-  float* maxima;
-  int64_t maxima_stride;
+  float* maxima = nullptr;
+  int64_t maxima_stride = 0;
 
-  void* workspace;  // index_score_workspace(rows, heads) bytes, 16-byte aligned
+  void* workspace = nullptr;  // index_score_workspace(rows, heads) bytes, 16-byte aligned
+
+  // A part of the problem: rows first_row to end_row - 1, and positions (not with candidates) from first_position on, a
+  // multiple of 128. `scores` and `maxima` then begin with the first of both.
+  int64_t first_row = 0, end_row = INT64_MAX, first_position = 0;
+  int variant = 0;      // of the launch, for measurements; never changes a score
+  bool packed = false;  // an earlier call has left the queries of all rows in the workspace
 };
 
 int64_t index_score_workspace(int64_t rows, int64_t heads);

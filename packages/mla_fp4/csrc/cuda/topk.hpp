@@ -32,6 +32,11 @@ struct TopkParams {
   // A long row can be shared by several thread blocks: topk_workspace(p) bytes, 16-byte aligned, or null for one.
   void* workspace;
   int64_t slices;  // from topk_slices(), 1 without a workspace. It never changes the result
+
+  // A row that comes in pieces: scores[row, k + i] is position piece_begin + i, up to width - 1. After each piece `out`
+  // holds the k best so far and scores[row, 0 ... k) their scores, from where the next piece takes them. Pieces are no
+  // shorter than k; the first begins at 0. Without candidate blocks, keep_last and slices. -1: rows are whole.
+  int64_t piece_begin = -1;
 };
 
 // How many thread blocks should share a row on a device of `multiprocessors`.

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-HEADS = [4, 8, 16, 19, 32, 64, 128]  # up to 32 the narrow kernel, whose heads need not fill a product
+HEADS = [1, 4, 8, 19, 32, 40, 64, 128]  # a CTA's heads need not fill a product
 WINDOW, ROWS_PER_BLOCK, GARBAGE = 128, 64, 2**31 - 1
 
 
@@ -58,7 +58,12 @@ def build(lengths, starts, *, heads=64, selected=512, lower=None, visible=None, 
     }
 
 
-def attend(case, splits=0, **changes):
+def groups(heads):
+    """How many heads a CTA may take; 0 lets the library choose."""
+    return [0, 8, 16, 32, *([64] if heads % 64 == 0 else [])]
+
+
+def attend(case, group=0, *, multiprocessors=132, **changes):
     """The kernel, in bfloat16, between guard rows that nothing may write to."""
     native = importlib.import_module("mla_fp4._cuda")
     t = {name: tensor.cuda() for name, tensor in {**case, **changes}.items()}
@@ -66,9 +71,6 @@ def attend(case, splits=0, **changes):
     guarded = torch.full((rows + 2, heads, 512), 77.0, dtype=torch.bfloat16, device="cuda")
     guarded[1:-1] = torch.nan
     selected = t["indices"].shape[1]
-    workspace = torch.full(
-        (native.attention_workspace_floats(rows, heads, selected, splits) + 4,), torch.nan, device="cuda"
-    )
     names = ["q", "new_rows", "ring", "ring_slot", "cu_seqlens", "start_pos", "lower"]
     names += ["pages", "block_table", "indices", "sink", "rope"]
     native.sparse_attention(
@@ -85,8 +87,8 @@ def attend(case, splits=0, **changes):
         t["block_table"].shape[1],
         selected,
         512**-0.5,
-        splits,
-        workspace.data_ptr(),
+        group,
+        multiprocessors,
         torch.cuda.current_stream().cuda_stream,
     )
     torch.cuda.synchronize()
@@ -102,7 +104,9 @@ def reference(case):
 
 
 def check(actual, case):
-    assert_close(actual.float(), reference(case), atol=1e-3, rtol=2.01 / 128, max_diff=5e-6)
+    # Weights are rounded to bfloat16 before they meet values of up to 5, so single elements near zero move by 2^-9 of
+    # the sum of |weight value|; the rows as a whole stay at the usual bound.
+    assert_close(actual.float(), reference(case), atol=6e-3, rtol=2.01 / 128, max_diff=5e-6)
 
 
 def alone(case, row):
@@ -127,32 +131,42 @@ def alone(case, row):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("splits", [0, 1, 2])
 @pytest.mark.parametrize(
     ("lengths", "starts", "selected"),
-    [([1], [0], 512), ([1, 1, 1], [0, 127, 4000], 512), ([0, 150, 0, 3], [7, 30, 0, 131], 200), ([5], [200], 0)],
+    [
+        ([1], [0], 512),
+        ([1, 1, 1], [0, 127, 4000], 512),
+        ([0, 150, 0, 3], [7, 30, 0, 131], 200),
+        ([5], [200], 0),
+        ([2, 1], [63, 1], 1),
+        ([1], [300], 65),
+    ],
 )
-def test_matches_reference(heads, splits, lengths, starts, selected):
+def test_matches_reference(heads, lengths, starts, selected):
     case = build(lengths, starts, heads=heads, selected=selected)
-    check(attend(case, splits), case)
+    expected = attend(case)
+    check(expected, case)
+    for group in groups(heads)[1:]:
+        assert_bitwise(attend(case, group), expected, name=f"{group} heads a CTA")
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_rows_depend_on_nothing_but_their_keys(heads):
-    """Alone or in a batch, one chunk a CTA, two, or all: the same bits."""
+    """Alone or in a batch, on one multiprocessor or many, any heads a CTA: the same bits."""
     case = build([50, 3, 1], [20, 64, 500], lower=[11, 0, 490], heads=heads)
     whole = attend(case)
-    for splits in (1, 2, 4, 5, 9):
-        assert_bitwise(attend(case, splits), whole, name=f"splits {splits}")
+    for group in groups(heads):
+        for multiprocessors in (1, 7, 132):
+            actual = attend(case, group, multiprocessors=multiprocessors)
+            assert_bitwise(actual, whole, name=f"{group} heads a CTA, {multiprocessors} CTAs")
     for row in (0, 1, 13, 49, 50, 52, 53):
-        for splits in (0, 1):
-            assert_bitwise(attend(alone(case, row), splits), whole[row : row + 1], name=f"row {row}")
+        for group in groups(heads):
+            assert_bitwise(attend(alone(case, row), group), whole[row : row + 1], name=f"row {row}")
 
 
-@pytest.mark.parametrize("heads", [16, 64])
-@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize(("heads", "group"), [(16, 0), (64, 8), (64, 64)])
 @pytest.mark.parametrize("byte", [0x7F, 0xFF])
-def test_unused_rows_never_count(heads, splits, byte):
+def test_unused_rows_never_count(heads, group, byte):
     """NaN in block 0, in every row that no index names, in free slots and in ring rows outside of the windows."""
     case = build([3, 20], [100, 8], lower=[90, 0], heads=heads)
     pages, ring = torch.full_like(case["pages"], byte), torch.full_like(case["ring"], byte)
@@ -164,29 +178,27 @@ def test_unused_rows_never_count(heads, splits, byte):
         for key in range(max(low, start - WINDOW + 1), start):
             at = case["ring_slot"][b], key % ring.shape[1]
             ring[at] = case["ring"][at]
-    assert_bitwise(attend(case, splits, pages=pages, ring=ring), attend(case, splits))
+    assert_bitwise(attend(case, group, pages=pages, ring=ring), attend(case, group))
 
 
-@pytest.mark.parametrize("heads", [16, 64])
-@pytest.mark.parametrize("splits", [0, 1])
-def test_lists_of_holes_and_rows_without_keys(heads, splits):
+@pytest.mark.parametrize(("heads", "group"), [(16, 0), (64, 8), (64, 64)])
+def test_lists_of_holes_and_rows_without_keys(heads, group):
     case = build([4], [50], heads=heads)
     holes = torch.full_like(case["indices"], -1)
-    window_only = attend(case, splits, indices=holes)
+    window_only = attend(case, group, indices=holes)
     check(window_only, {**case, "indices": holes})
-    assert_bitwise(attend(case, splits, indices=holes[:, :0].contiguous()), window_only)
+    assert_bitwise(attend(case, group, indices=holes[:, :0].contiguous()), window_only)
     run = case["indices"].clone()
     run[:, 100:400] = -1  # a whole chunk and the ends of its neighbours
-    check(attend(case, splits, indices=run), {**case, "indices": run})
-    assert (attend(case, splits, indices=holes, lower=torch.tensor([1000])) == 0).all()
+    check(attend(case, group, indices=run), {**case, "indices": run})
+    assert (attend(case, group, indices=holes, lower=torch.tensor([1000])) == 0).all()
 
 
-@pytest.mark.parametrize("heads", [16, 64])
-@pytest.mark.parametrize("splits", [0, 1])
-def test_extreme_sinks(heads, splits):
+@pytest.mark.parametrize(("heads", "group"), [(16, 0), (64, 8), (64, 64)])
+def test_extreme_sinks(heads, group):
     case = build([5], [3], heads=heads)
     case["sink"][:5] = torch.tensor([-math.inf, math.inf, 300.0, -300.0, 0.0])
-    actual = attend(case, splits)
+    actual = attend(case, group)
     check(actual, case)
     assert (actual[:, 1] == 0).all()
 
@@ -200,23 +212,24 @@ def test_a_nan_row_reaches_only_who_selects_it():
     clean, actual = attend(case), attend(case, pages=pages)
     assert actual[hit].isnan().any(-1).all() and 0 < hit.sum() < 20
     assert_bitwise(actual[~hit], clean[~hit])
-    assert_bitwise(attend(case, 1, pages=pages)[~hit], clean[~hit])
+    assert_bitwise(attend(case, 8, pages=pages)[~hit], clean[~hit])
 
 
-@pytest.mark.parametrize("heads", [16, 64])
-@pytest.mark.parametrize("splits", [0, 1])
-def test_repeats_agree(heads, splits):
+@pytest.mark.parametrize(("heads", "group"), [(16, 0), (64, 8), (64, 64)])
+def test_repeats_agree(heads, group):
     """More CTAs than the device holds at once, again and again."""
     case = build([300, 20], [90, 0], heads=heads)
-    first = attend(case, splits)
+    first = attend(case, group)
     check(first, case)
     for _ in range(20):
-        assert_bitwise(attend(case, splits), first)
+        assert_bitwise(attend(case, group), first)
 
 
 def test_refuses_what_it_cannot_do():
     case = build([2], [5])
     with pytest.raises(ValueError, match="sparse_attention"):
-        attend(case, q=case["q"][:, :40].contiguous(), sink=case["sink"][:40].contiguous())
+        attend(case, 64, q=case["q"][:, :40].contiguous(), sink=case["sink"][:40].contiguous())
+    with pytest.raises(ValueError, match="sparse_attention"):
+        attend(case, 24)
     with pytest.raises(ValueError, match="sparse_attention"):
         attend(case, ring=case["ring"][:, :100].contiguous())  # fewer ring rows than the window

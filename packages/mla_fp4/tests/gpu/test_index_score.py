@@ -1,4 +1,4 @@
-"""Index scores on a GPU: equal to the host's run of the same arithmetic to the bit, and close to the reference."""
+"""Index scores on a GPU: the host's run of the same arithmetic, up to the tensor unit's sums, and the reference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import mla_fp4
 from kernel_core import formats, using
 from kernel_core.testing.host import address, host_library
+from mla_fp4.reference.indexer import select_top
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,11 +94,21 @@ def expected(lib, case):
         q, weights = case["q"][first:end].contiguous(), case["head_weights"][first:end].contiguous()
         part = torch.empty(end - first, count)
         lib.score_rows(
-            address(q), address(weights), end - first, q.shape[1], address(codes), address(scales), count, address(part)
+            *(address(q), address(weights), end - first, q.shape[1]),
+            *(address(codes), address(scales), count, 0, address(part)),
         )
         hidden = torch.arange(count) >= visible[first:end].unsqueeze(1)
         out[first:end, :count] = part.masked_fill(hidden, POISON)
     return out
+
+
+def assert_close(got, wanted, largest=1e-3):
+    """The same places written; errors far below 5e-6 of calc_diff, and no single one above `largest` rms."""
+    hidden = wanted == POISON
+    assert torch.equal(got == POISON, hidden)
+    a, b = got[~hidden].double(), wanted[~hidden].double()
+    assert 1 - 2 * (a * b).sum() / (a * a + b * b).sum() < 1e-7
+    assert (a - b).abs().max() <= largest * b.square().mean().sqrt()
 
 
 RAGGED = ([1, 0, 2, 9, 1, 40], [0, 1, 63, *range(120, 129), 1000, *range(500, 540)])
@@ -105,19 +116,18 @@ RAGGED = ([1, 0, 2, 9, 1, 40], [0, 1, 63, *range(120, 129), 1000, *range(500, 54
 
 @pytest.mark.parametrize("heads", [1, 4, 8, 20, 32, 64])
 @pytest.mark.parametrize("rows_per_block", [16, 64, 128])
-def test_equals_the_host_to_the_bit(lib, index_case, heads, rows_per_block):
+def test_has_the_scores_of_the_host_and_the_reference(lib, index_case, heads, rows_per_block):
     """Every key that nobody sees, and every block that nobody uses, holds NaN bytes."""
     case = index_case(*RAGGED, heads=heads, dim=128, rows_per_block=rows_per_block)
     got, _ = index_score(case)
-    assert torch.equal(got, expected(lib, case))
+    assert_close(got, expected(lib, case))
     with using("reference"):
         reference = mla_fp4.index_scores(**case)
-    seen = reference > -torch.inf
-    assert torch.allclose(got[seen], reference[seen], rtol=1e-5, atol=1e-4)
+    assert_close(got, torch.where(reference > -torch.inf, reference, POISON))
 
 
-def test_sums_of_a_step_are_exact_on_this_device(lib, index_case):
-    """The largest codes everywhere: 1152 a step, next to the smallest ones."""
+def test_sums_of_few_bits_are_exact_on_this_device(lib, index_case):
+    """The largest codes next to the smallest, under one scale: multiples of 1/4 below 2^10."""
     case = index_case([2], [256, 256], heads=32, dim=128)
     case["q"] = torch.where(torch.rand(2, 32, 128) < 0.5, 6.0, 0.5) * torch.randn(2, 32, 128).sign()
     case["q"][..., ::32] = 6
@@ -134,13 +144,25 @@ def test_groups_far_apart_in_one_head(lib, index_case):
     case["q"] *= torch.tensor([1.0, 2.0**-20, 2.0**-13, 2.0**-30]).repeat_interleave(32)
     case["q"][1, :, :32] = 0
     case["q"][2] = 0
-    assert torch.equal(index_score(case)[0], expected(lib, case))
+    assert_close(index_score(case)[0], expected(lib, case))
+
+
+@pytest.mark.parametrize("spread", [3, 6])
+def test_scales_apart(lib, index_case, spread):
+    """Groups of queries and keys 2^(2 spread) apart: the tensor unit has to cut."""
+    case = index_case([1, 12], [300] * 13, heads=32, dim=128)
+    case["q"] *= torch.exp2(torch.randint(-spread, spread + 1, (13, 32, 4)).float()).repeat_interleave(32, dim=-1)
+    scales = case["pages"][:, 64 * 64 :]
+    moved = scales + torch.randint(-spread, spread + 1, scales.shape).to(torch.uint8)
+    case["pages"][:, 64 * 64 :] = torch.where(scales < 200, moved, scales)
+    # Measured on an H200: the largest error is 1.06e-3 rms for spread 3 and 1.3e-3 rms for spread 6.
+    assert_close(index_score(case)[0], expected(lib, case), largest=2e-3)
 
 
 def test_bfloat16_queries(lib, index_case):
     case = index_case([2, 20], [100] * 22, heads=32, dim=128)
     case["q"] = case["q"].bfloat16().float()
-    assert torch.equal(index_score(case, bf16=True)[0], expected(lib, case))
+    assert_close(index_score(case, bf16=True)[0], expected(lib, case))
 
 
 def test_hidden_positions_become_minus_infinity(index_case):
@@ -171,6 +193,24 @@ def test_block_maxima(index_case, heads):
         for block in range(tops.shape[1]):
             part = scores[row, block * 8 : min(block * 8 + 8, visible)]
             assert tops[row, block] == (part.max() if len(part) else POISON)
+
+
+@pytest.mark.parametrize("rows_per_block", [16, 32, 64, 256])
+def test_pages_of_any_size_have_the_same_scores(index_case, rows_per_block):
+    """Small pages take other copies; one and many rows of a request other kernels."""
+    lengths, visible = [1, 20, 3], [9000, *range(8000, 8020), 5000, 5001, 1]
+    case = index_case(lengths, visible, heads=32, dim=128, rows_per_block=rows_per_block)
+    other = index_case(lengths, visible, heads=32, dim=128, rows_per_block=128)
+    keys = formats.index_page_rows(other["pages"], 128).flatten(0, 1)
+    for b, count in enumerate((9000, 8019, 5001)):
+        positions = torch.arange(count)
+        rows = keys[other["block_table"][b, positions // 128].long() * 128 + positions % 128]
+        for i in range(-(-count // rows_per_block)):
+            part = rows[i * rows_per_block : (i + 1) * rows_per_block]
+            codes, scales = formats.split_index_page(case["pages"][int(case["block_table"][b, i])], rows_per_block)
+            codes[: len(part)], scales[: len(part)] = part[:, :64], part[:, 64:]
+    case["q"], case["head_weights"] = other["q"], other["head_weights"]
+    assert torch.equal(index_score(case)[0], index_score(other)[0])
 
 
 @pytest.mark.parametrize("block", [4, 8])
@@ -209,6 +249,76 @@ def test_table_entries_outside_of_the_pool_are_not_followed(index_case):
 
 def test_nothing_visible_and_no_rows(index_case):
     assert (index_score(index_case([2], [0, 0], heads=8, dim=128))[0] == POISON).all()
+
+
+def index_topk(case, k, score_bytes, candidates=None, block=8):
+    """int32 [T, k] on the CPU, with a workspace for so many bytes of scores."""
+    cuda = importlib.import_module("mla_fp4._cuda")
+    on = {name: value.cuda() if torch.is_tensor(value) else value for name, value in case.items()}
+    rows, heads, _ = on["q"].shape
+    width = max(1, int(case["visible"].max())) if candidates is None else candidates.shape[1] * block
+    ids = None if candidates is None else candidates.cuda()
+    cu = case["cu_seqlens"]
+    size = cuda.index_topk_workspace(rows, heads, width, k, score_bytes)
+    workspace = torch.full((size + 64,), 255, dtype=torch.uint8, device="cuda")
+    out = torch.full((rows, k), -7, dtype=torch.int32, device="cuda")
+    cuda.index_topk(
+        q=on["q"].data_ptr(),
+        weights=on["head_weights"].data_ptr(),
+        q_is_bf16=False,
+        rows=rows,
+        heads=heads,
+        pages=on["pages"].data_ptr(),
+        blocks=on["pages"].shape[0],
+        rows_per_block=case["rows_per_block"],
+        block_table=on["block_table"].data_ptr(),
+        table_width=on["block_table"].shape[1],
+        cu_seqlens=on["cu_seqlens"].data_ptr(),
+        batch=len(cu) - 1,
+        visible=on["visible"].data_ptr(),
+        longest_request=int((cu[1:] - cu[:-1]).max()),
+        width=width,
+        candidates=0 if ids is None else ids.data_ptr(),
+        candidates_width=0 if ids is None else ids.shape[1],
+        candidate_block=block,
+        k=k,
+        out=out.data_ptr(),
+        workspace=workspace.data_ptr(),
+        workspace_bytes=size,
+        stream=torch.cuda.current_stream().cuda_stream,
+    )
+    assert (workspace[size:] == 255).all()
+    return out.cpu()
+
+
+@pytest.mark.parametrize("k", [4, 512, 2048])
+def test_positions_without_all_scores_at_once(index_case, k):
+    """Whole, by groups of rows, by pieces of positions: the same as scores and then a selection; ties included."""
+    lengths, visible = [1, 0, 300, 7], [30_000, *range(100, 400), *[25_000, 24_999, 3, 4096, 4097, 12_288, 0]]
+    case = index_case(lengths, visible, heads=8, dim=128)
+    case["q"] = case["q"].round()  # few different scores
+    for row in (0, 305):  # these have ties
+        case["head_weights"][row] = 0
+    scores, _ = index_score(case)
+    wanted = select_top(scores.masked_fill(scores == POISON, -torch.inf), case["visible"], k)
+    for score_bytes in (1 << 28, 280 * 4 * 30_000, 1 << 24, 1 << 20, (k + 4096) * 4):
+        assert torch.equal(index_topk(case, k, score_bytes), wanted), score_bytes
+
+
+def test_candidate_positions_by_groups_of_rows(index_case):
+    case = index_case([1, 300], [900, *range(600, 900)], heads=32, dim=128)
+    candidates = torch.full((301, 80), -1, dtype=torch.int32)
+    for row in range(301):
+        count = row % 81
+        candidates[row, :count] = torch.randperm(112)[:count].sort().values.int()
+    wanted = index_topk(case, 64, 1 << 28, candidates)
+    assert torch.equal(index_topk(case, 64, 270 * 640 * 4, candidates), wanted)
+    scores, _ = index_score(case, candidates=candidates)
+    for row in (0, 1, 80, 81, 300):
+        seen = (scores[row] != POISON).nonzero().squeeze(1)
+        best = seen[scores[row, seen].topk(min(64, len(seen))).indices]
+        positions = candidates[row, best // 8] * 8 + best % 8
+        assert wanted[row, : len(best)].tolist() == positions.sort().values.tolist()
 
 
 @pytest.mark.parametrize("change", [{"rows_per_block": 48}, {"rows_per_block": 8}, {"q": torch.zeros(1, 65, 128)}])

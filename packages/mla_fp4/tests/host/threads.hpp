@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -46,6 +48,12 @@ struct Index {
 };
 inline thread_local Index threadIdx{0}, blockIdx{0};
 
+struct ArrivalBarrier {
+  int expected = 0, pending = 0;
+  int64_t bytes = 0;  // announced and not yet here
+  uint32_t phase = 0;
+};
+
 // What the threads of the running block share.
 struct Block {
   explicit Block(int threads, uint8_t* memory) : shared(memory), all(threads), lanes(static_cast<size_t>(threads)) {
@@ -59,6 +67,8 @@ struct Block {
   std::vector<uint64_t> lanes;
   std::vector<uint32_t> operands;
   std::atomic<int> any{0};
+  std::mutex mutex;
+  std::map<uint32_t, ArrivalBarrier> arrivals;
 };
 inline Block* block = nullptr;
 
@@ -124,6 +134,22 @@ inline uint32_t __ballot_sync(unsigned, bool value) {
 }
 inline bool __any_sync(unsigned mask, uint32_t value) { return __ballot_sync(mask, value != 0) != 0; }
 
+template <typename T, typename F>
+T reduce(T value, F f) {
+  for (int step = 1; step < 32; step *= 2) value = f(value, exchange(value, static_cast<int>(threadIdx.x % 32) ^ step));
+  return value;
+}
+inline int __reduce_add_sync(unsigned, int value) {
+  return reduce(value, [](int a, int b) { return a + b; });
+}
+inline uint32_t __reduce_min_sync(unsigned, uint32_t value) {
+  return reduce(value, [](uint32_t a, uint32_t b) { return std::min(a, b); });
+}
+inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
+  return reduce(value, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+}
+
+inline uint32_t atomicOr(uint32_t* to, uint32_t value) { return __atomic_fetch_or(to, value, __ATOMIC_SEQ_CST); }
 inline int atomicAdd(int* to, int value) { return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
@@ -145,5 +171,40 @@ inline void cp_async_commit() {}
 template <int Pending>
 void cp_async_wait() {}
 inline void fence_proxy_async() {}
+inline void fence_barrier_init() {}
+
+inline uint4 load_shared_16(uint32_t from) {
+  uint4 v;
+  std::memcpy(&v, block->shared + from, 16);
+  return v;
+}
+
+// Arrivals and bytes of a barrier; its phase ends when none of either is missing.
+inline void change(uint32_t barrier, int arrivals, int64_t bytes) {
+  const std::lock_guard lock(block->mutex);
+  ArrivalBarrier& b = block->arrivals.at(barrier);
+  b.bytes += bytes, b.pending -= arrivals;
+  if (b.pending == 0 && b.bytes == 0) b.pending = b.expected, b.phase ^= 1;
+}
+inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  const std::lock_guard lock(block->mutex);
+  block->arrivals[barrier] = {static_cast<int>(arrivals), static_cast<int>(arrivals)};
+}
+inline void mbarrier_arrive(uint32_t barrier) { change(barrier, 1, 0); }
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) { change(barrier, 1, bytes); }
+inline void cp_async_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) __trap();
+  copy(to, from, bytes, true);
+  change(barrier, 0, -static_cast<int64_t>(bytes));
+}
+inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  for (;;) {
+    {
+      const std::lock_guard lock(block->mutex);
+      if (block->arrivals.at(barrier).phase != parity) return;
+    }
+    std::this_thread::yield();
+  }
+}
 
 }  // namespace kernel_core::ptx

@@ -33,7 +33,30 @@ int64_t merged_length(int64_t length, int64_t slice, int64_t k) { return plan::m
 int64_t candidate_length(int64_t count, int64_t last, int64_t block, int64_t visible) {
   return plan::candidate_length(count, last, block, visible);
 }
-int position_shift(int64_t length) { return plan::position_shift(length); }
+float key_score(uint32_t key) { return plan::key_score(key); }
+uint32_t sample_index(uint32_t i, uint32_t count, uint32_t length) { return plan::sample_index(i, count, length); }
+void sample_rank(int64_t k, int64_t count, int64_t length, int64_t capacity, int* out) {
+  const plan::SampleRank rank = plan::sample_rank(k, count, length, capacity);
+  out[0] = rank.wanted, out[1] = rank.most;
+}
+
+// Narrows [low, high] to the key `wanted` by steps; returns how often, or -1 where a step lost it or its place.
+int narrow(uint32_t low, uint32_t high, uint32_t wanted) {
+  plan::KeySteps steps = plan::KeySteps::of(low, high);
+  if (!steps.counts(low) || !steps.counts(high)) return -1;
+  for (int rounds = 1;; ++rounds) {
+    if (!steps.counts(wanted)) return -1;
+    const int bin = steps.bin(wanted);
+    if (bin < 0 || bin >= plan::kBins || steps.lowest(bin) > wanted) return -1;
+    if (steps.shift == 0) return steps.lowest(bin) == wanted ? rounds : -1;
+    const plan::KeySteps inner = steps.inside(bin);
+    const uint64_t end = static_cast<uint64_t>(steps.lowest(bin)) + (uint64_t{1} << steps.shift);  // of the bin
+    if (inner.counts(steps.lowest(bin) - 1) || (end <= 0xFFFFFFFF && inner.counts(static_cast<uint32_t>(end))))
+      return -1;
+    if (!inner.counts(static_cast<uint32_t>(end - 1))) return -1;
+    steps = inner;
+  }
+}
 
 // Writes the positions of the k best, ascending; returns their number, or -1 where the walk broke its own rules.
 // cuts[0] counts the cuts that included a tile. `backwards`: threads arrive in the reverse order.

@@ -20,7 +20,7 @@ int select(const float* scores, int length, int k, int32_t* out) {
 }
 
 // `scores` is readable up to the next multiple of four entries
-extern "C" int select_row(const float* scores, int length, int k, int32_t* out) {
-  return k <= 512 ? select<TopkConfig<512, 4096>>(scores, length, k, out)
-                  : select<TopkConfig<2048, 8192>>(scores, length, k, out);
+extern "C" int select_row(const float* scores, int length, int k, bool wide, int32_t* out) {
+  return wide ? select<TopkConfig<2048, 8192, 1024, 1>>(scores, length, k, out)
+              : select<TopkConfig<512, 4096, 512, 2>>(scores, length, k, out);
 }

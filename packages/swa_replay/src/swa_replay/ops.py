@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from kernel_core import check, register_op, unsupported, use_reference
+from kernel_core import check, elsewhere, register_op, use_reference
 from kernel_core.window_arguments import check_window
 from swa_replay import reference
 from swa_replay.native import native
 
 _F32, _I32, _I64, _U8 = torch.float32, torch.int32, torch.int64, torch.uint8
-_EXISTS = "cpu, and the reference through kernel_core.using('reference')"
 
 
 def window_attention(
@@ -43,8 +44,11 @@ def window_attention(
     With `block`, as a draft stage needs it (docs/model.md, Draft stages), every row of a request sees all of the
     request's new rows, later ones too, and the `window` positions before the first of them.
 
+    On an NVIDIA GPU it runs as `mla_fp4.sparse_attention` without selected rows: see there for shapes, rounding and
+    what is not checked. With `block`, and without `mla_fp4`, PyTorch's operators run.
+
     Args:
-        q: float32 [T, H, D], rotated; D a multiple of 32.
+        q: float32 [T, H, D], rotated; D a multiple of 32. On a GPU bfloat16 too.
         new_rows: uint8 [T, D + D/32] (E4M3 codes, then UE8M0 scales), or float32 [T, D]: this step's rows.
         ring: [S, R, row] of the same kind, R >= window; row p mod R of a slot holds position p.
         ring_slot: int32 [B], each request's slot.
@@ -56,10 +60,10 @@ def window_attention(
         rope: float32 [T, rope_dim], cosines, then sines.
         scale: factor of the scores, 1/sqrt(D) for the model.
         block: rows of a request see each other in both directions.
-        out: float32 [T, H, D] to write to; must not overlap q.
+        out: [T, H, D] of q's dtype to write to; must not overlap q.
 
     Returns:
-        float32 [T, H, D].
+        [T, H, D] of q's dtype.
 
     Raises:
         ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then.
@@ -72,8 +76,9 @@ def window_attention(
             q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, scale, block=block
         )
         return result if out is None else out.copy_(result)
-    if q.device.type != "cpu":
-        raise unsupported("swa_replay.window_attention", q, _EXISTS)
+    if path := elsewhere("swa_replay.window_attention", q, kernels=True, triton=True):
+        arguments = (q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, sink, rope, scale)
+        return _elsewhere(path, arguments, block, out)
     if out is None:
         out = torch.empty(rows, heads, dim)
     native.window_attention(
@@ -102,6 +107,22 @@ def window_attention(
     return out
 
 
+def _elsewhere(path: str, arguments: tuple[Any, ...], block: bool, out: torch.Tensor | None) -> torch.Tensor:
+    q = arguments[0]
+    if path == "triton":
+        from swa_replay import triton_attention
+
+        return triton_attention.window_attention(*arguments, block=block, out=out)
+    if path == "cuda" and not block:
+        from swa_replay import cuda
+
+        result = cuda.window_attention(*arguments, out=out)
+        if result is not None:
+            return result
+    result = reference.window_attention(q.float(), *arguments[1:], block=block, longest=q.shape[0])
+    return result.to(q.dtype) if out is None else out.copy_(result)
+
+
 def store_window(
     new_rows: torch.Tensor,
     ring: torch.Tensor,
@@ -123,7 +144,8 @@ def store_window(
         floor: int64 [B], the lowest position that is stored (0 for all; the start of a decoder tail).
 
     Raises:
-        ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then.
+        ValueError: a dtype, shape, slot or offset that does not fit; nothing is written then. On a GPU slots and
+            offsets are not checked, as that would wait for the device; of a slot out of range nothing is stored.
         NotImplementedError: the tensors' device has no implementation.
     """
     check.tensor("ring", ring, dtype=(_U8, _F32), shape=(None, None, None))
@@ -141,8 +163,12 @@ def store_window(
     )
     if use_reference():
         return reference.store_window(new_rows, ring, ring_slot, cu_seqlens, start_pos, floor)
-    if ring.device.type != "cpu":
-        raise unsupported("swa_replay.store_window", ring, _EXISTS)
+    if path := elsewhere("swa_replay.store_window", ring, kernels=True):
+        from swa_replay import cuda, library
+
+        fits = path == "cuda" and ring_size <= cuda.LARGEST_RING
+        store = cuda.store_window if fits else library.store_window
+        return store(new_rows, ring, ring_slot, cu_seqlens, start_pos, floor)
     native.store_window(
         new_rows.data_ptr(),
         ring.data_ptr(),

@@ -21,11 +21,12 @@ def window_attention(
     scale: float,
     *,
     block: bool = False,
+    longest: int | None = None,
 ) -> torch.Tensor:
-    """`swa_replay.window_attention`."""
+    """`swa_replay.window_attention`; `longest` as in `kernel_core.attention.window_keys`."""
     if q.shape[0] == 0:
         return torch.empty_like(q)
-    keys, seen = window_keys(new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, block)
+    keys, seen = window_keys(new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window, block, longest)
     return attend(q, keys, seen, sink, rope, scale)
 
 

@@ -95,6 +95,34 @@ KC_HD void e2m1x8_scaled(uint32_t codes, uint32_t scale, uint32_t out[4]) {
   for (int j = 0; j < 4; ++j) out[j] = mul_bf16x2(out[j], scale);
 }
 
+// Eight codes to packed pairs that are 2^-126 of their values, with no constants but immediates: a code s e e m becomes
+// the bfloat16 s 000000ee m000000, whose exponent field is too small by 126 and whose 0.5 is a subnormal.
+KC_HD void e2m1x8_small(uint32_t codes, uint32_t out[4]) {
+  const uint32_t even = codes & 0x0F0F0F0F, odd = codes >> 4 & 0x0F0F0F0F;
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+  for (int j = 0; j < 4; ++j) {
+    // Byte j of each to a half; a selector from 8 on repeats a byte's highest bit, which is 0 here.
+    const uint32_t pair = prmt(even, odd, j | (8 + j) << 4 | (4 + j) << 8 | (12 + j) << 12);
+    out[j] = pair * 0x1040 & 0x81C081C0;  // once 12 bits up for the sign, once 6 for the rest
+  }
+}
+
+// An E4M3 scale pair, in the low and the high byte of 16 bits, to packed 2^118 times their values: with
+// e2m1x8_small's codes this gives 2^-8 of the values, exact in bfloat16 for every scale.
+KC_HD uint32_t e4m3x2_large(uint32_t bytes) {
+  const uint32_t spread = prmt(bytes, 0, 0x1404) & 0xFF00FF00;  // in the high bytes of the halves
+  const uint32_t small = (spread & 0x80008000) | (spread >> 4 & 0x07F007F0);
+  const uint32_t out = mul_bf16x2(mul_bf16x2(small, kTwo120), 0x7A807A80);  // 2^118 twice
+  // 0x7F is NaN, without a branch: 0x8000 in the halves that have it becomes 0x7FC0.
+  const uint32_t nan = prmt((bytes & 0x7F7F) + 0x0101, 0, 0x1404) & 0x80008000;
+  return out | (nan - (nan >> 9));
+}
+
+KC_HD uint32_t low_twice(uint32_t pair) { return prmt(pair, 0, 0x1010); }
+KC_HD uint32_t high_twice(uint32_t pair) { return prmt(pair, 0, 0x3232); }
+
 // Two codes in one byte, even element in the low nibble.
 KC_HD uint32_t e2m1x2_bf16(uint32_t byte) {
   const uint32_t at = byte & 0x77;

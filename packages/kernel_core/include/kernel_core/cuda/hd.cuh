@@ -37,6 +37,15 @@ KC_HD float bits_float(uint32_t bits) {
 #endif
 }
 
+// Of x > 0.
+KC_HD int floor_log2(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return 31 - __clz(static_cast<int>(x));
+#else
+  return 31 - __builtin_clz(x);
+#endif
+}
+
 KC_HD float mul_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);

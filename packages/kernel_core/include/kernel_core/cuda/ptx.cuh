@@ -59,14 +59,28 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
   return done != 0;
 }
 
+// The same without waiting at all.
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Ends the kernel with an error (illegal address). Not a trap instruction: that is an exit from whatever loop it stands
 // in, and ptxas 13.0 then keeps the loop to the registers of the launch, whatever registers_grow has asked for.
 __device__ __forceinline__ void fail() {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(uint64_t{0}), "r"(0) : "memory");
 }
 
-// A lost arrival ends the kernel instead of hanging the device. try_wait itself sleeps for a while, so the bound is
-// seconds, far above any wait that ends.
+// A lost arrival ends the kernel instead of hanging the device. The bound is seconds, far above any wait that ends.
 inline constexpr uint32_t kMaxPolls = 1u << 24;
 
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
@@ -80,6 +94,22 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same, and whether `mine` was true in every thread: one answer for all.
+__device__ __forceinline__ bool named_barrier_all(uint32_t id, uint32_t threads, bool mine) {
+  uint32_t all;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "bar.red.and.pred q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n"
+      "}\n"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(mine))
+      : "memory");
+  return all != 0;
 }
 
 __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threads) {
@@ -98,6 +128,11 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Arrives at `barrier` once all copies that this thread has asked for have landed; counts as one of its arrivals.
+__device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 // Waits until at most `Pending` of this thread's groups are still on their way.
 template <int Pending>
@@ -152,6 +187,29 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
                : "r"(from)
                : "memory");
   return v;
+}
+
+// and narrower ones
+__device__ __forceinline__ uint32_t load_shared_u8(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t load_shared_u16(uint32_t from) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ float load_shared_f32(uint32_t from) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared_u8(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared_f32(uint32_t to, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_16(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {

@@ -16,6 +16,19 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """A peer that may be missing: `make()` imports it, builds its inputs, checks it and returns one call.
+
+    What it raises leaves the peer out of the row, and the row's note says why. `distribution` is the installed package
+    whose version the row keeps; "" for the project's own code.
+    """
+
+    name: str
+    make: Callable[[], Callable[[], object]]
+    distribution: str = ""
+
+
+@dataclass(frozen=True)
 class Problem:
     """One prepared case: tensors are allocated, `native()` is one call.
 
@@ -29,7 +42,7 @@ class Problem:
     reference: Callable[[], object] | None
     bytes: int
     flops: int
-    peers: Sequence[Peer] = ()
+    peers: Sequence[Peer | Offer] = ()
     check: Callable[[], object] | None = None
     compute: str = "f32"
     cold: bool = False

@@ -33,10 +33,15 @@ class Clock(Protocol):
 
 
 class CudaClock:
-    """Events of the current CUDA device. The flush writes data that are not zero: zeros can be cheaper to move."""
+    """Events of the current CUDA device.
+
+    The flush reads data that are not zero (zeros can be cheaper to move). It reads and does not write: lines left dirty
+    would have to be written back while the timed kernel fetches its own, and would count against it.
+    """
 
     def __init__(self) -> None:
         self._buffer = torch.randn(_FLUSH_BYTES // 4, device="cuda")
+        self._sink = torch.empty((), device="cuda")
         self._cycles = _CALIBRATION
         self.spin()  # loads the kernel
         start = self.mark()
@@ -46,7 +51,7 @@ class CudaClock:
         self._cycles = int(_CALIBRATION * _SPIN_US / self.microseconds(start, stop))
 
     def flush(self) -> None:
-        self._buffer.neg_()
+        torch.amax(self._buffer, dim=0, out=self._sink)
 
     def spin(self) -> None:
         torch.cuda._sleep(self._cycles)
@@ -145,13 +150,19 @@ def _fp8(a: torch.Tensor, b: torch.Tensor, size: int, best: Callable[[Callable[[
 def cuda_versions() -> dict[str, object]:
     """What ran: libraries, GPU, driver side and clocks as PyTorch sees them."""
     import platform
+    from importlib import metadata
 
     import kernel_core
 
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        triton = None
     properties = torch.cuda.get_device_properties("cuda")
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": triton,
         "kernel_core": kernel_core.__version__,
         "gpu": properties.name,
         "capability": f"{properties.major}.{properties.minor}",

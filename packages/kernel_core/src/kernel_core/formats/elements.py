@@ -12,7 +12,6 @@ from kernel_core import check
 
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # Midpoints between neighbouring magnitudes; a tie goes down where the lower code is even.
 _TIES_DOWN = (0.25, 1.25, 2.5, 5.0)
 _TIES_UP = (0.75, 1.75, 3.5)
@@ -33,7 +32,16 @@ def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Values (float32) of codes 0..15 (uint8); bits above the fourth are ignored."""
     _bytes("codes", codes, torch.uint8)
-    return torch.tensor(_E2M1, dtype=torch.float32, device=codes.device)[(codes & 15).long()]
+    return _e2m1_table(codes.device)[(codes & 15).int()]
+
+
+def _e2m1_table(device: torch.device) -> torch.Tensor:
+    """The 16 values, made on the device: a copy from the host could not be part of a CUDA graph."""
+    code = torch.arange(16, device=device)
+    magnitude = code & 7
+    twice = torch.where(magnitude < 4, magnitude, (2 + (magnitude & 1)) << ((magnitude >> 1) - 1).clamp(min=0))
+    value = twice.float() * 0.5
+    return torch.where(code < 8, value, -value)
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ def index_row_width(row_bytes: int) -> int:
 def quantize_main(x: torch.Tensor) -> torch.Tensor:
     """`float[..., D]` (D a multiple of 16) to main rows `uint8[..., D/2 + D/16]`."""
     groups = grouped("x", x, MAIN_GROUP)
-    scale = encode_e4m3(_amax(groups, MAIN_FLOOR) / E2M1_MAX)
+    scale = encode_e4m3(over(_amax(groups, MAIN_FLOOR), E2M1_MAX))
     codes = encode_e2m1(groups * decode_e4m3(scale).reciprocal().unsqueeze(-1))
     return torch.cat((pack_nibbles(codes.flatten(-2)), scale), dim=-1)
 
@@ -92,7 +92,7 @@ def dequantize_main(rows: torch.Tensor) -> torch.Tensor:
 def quantize_window(x: torch.Tensor) -> torch.Tensor:
     """`float[..., D]` (D a multiple of 32) to window rows `uint8[..., D + D/32]`."""
     groups = grouped("x", x, WINDOW_GROUP)
-    scale = encode_ue8m0(_amax(groups, WINDOW_FLOOR) / E4M3_MAX)
+    scale = encode_ue8m0(over(_amax(groups, WINDOW_FLOOR), E4M3_MAX))
     codes = encode_e4m3(groups * decode_ue8m0(scale).reciprocal().unsqueeze(-1))
     return torch.cat((codes.flatten(-2), scale), dim=-1)
 
@@ -107,7 +107,7 @@ def dequantize_window(rows: torch.Tensor) -> torch.Tensor:
 def quantize_index(x: torch.Tensor) -> torch.Tensor:
     """`float[..., D]` (D a multiple of 32) to index keys `uint8[..., D/2 + D/32]`, codes then scales (MXFP4)."""
     groups = grouped("x", x, INDEX_GROUP)
-    scale = encode_ue8m0(_amax(groups, INDEX_FLOOR) / E2M1_MAX)
+    scale = encode_ue8m0(over(_amax(groups, INDEX_FLOOR), E2M1_MAX))
     codes = encode_e2m1(groups * decode_ue8m0(scale).reciprocal().unsqueeze(-1))
     return torch.cat((pack_nibbles(codes.flatten(-2)), scale), dim=-1)
 
@@ -129,6 +129,11 @@ def grouped(argument: str, x: torch.Tensor, group: int) -> torch.Tensor:
 
 def _amax(groups: torch.Tensor, floor: float) -> torch.Tensor:
     return groups.abs().amax(-1).clamp_min(floor)
+
+
+def over(amax: torch.Tensor, largest: float) -> torch.Tensor:
+    """amax / largest, rounded once. By a tensor, as PyTorch divides CUDA tensors by a number through its reciprocal."""
+    return amax / torch.full_like(amax, largest)
 
 
 def _scaled(values: torch.Tensor, scale: torch.Tensor, group: int) -> torch.Tensor:

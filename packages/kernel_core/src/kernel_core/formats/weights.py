@@ -19,7 +19,7 @@ from kernel_core.formats.elements import (
     encode_ue8m0,
     unpack_nibbles,
 )
-from kernel_core.formats.rows import WINDOW_FLOOR, index_row_bytes, quantize_index, quantize_window
+from kernel_core.formats.rows import WINDOW_FLOOR, index_row_bytes, over, quantize_index, quantize_window
 
 BLOCK = 32
 
@@ -45,7 +45,7 @@ def quantize_fp8_block(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
                   "a floating matrix [o, i]")  # fmt: skip
     o, i = weight.shape
     blocks = F.pad(weight.float(), (0, -i % BLOCK, 0, -o % BLOCK)).unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    scales = encode_ue8m0(blocks.abs().amax((1, 3)).clamp_min(WINDOW_FLOOR) / E4M3_MAX)
+    scales = encode_ue8m0(over(blocks.abs().amax((1, 3)).clamp_min(WINDOW_FLOOR), E4M3_MAX))
     codes = encode_e4m3(weight.float() * _spread(decode_ue8m0(scales).reciprocal(), o, i))
     return codes.view(torch.float8_e4m3fn), scales
 

@@ -1,4 +1,8 @@
-"""Dense products on weights as stored: FP8 with block scales, bfloat16 or float32."""
+"""Dense products on weights as stored: FP8 with block scales, bfloat16 or float32.
+
+On an NVIDIA GPU PyTorch's operators run, on a float32 copy of the weight made at each call, as there are no kernels
+yet.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,10 @@ import torch
 
 import kernel_core
 from kernel_core import check
-from mega_moe import reference
+from mega_moe import library, reference
 from mega_moe.native import native
 
 _FORMATS = {torch.float8_e4m3fn: 1, torch.bfloat16: 2, torch.float32: 3}
-_EXISTS = "cpu"
 
 
 def _explain(
@@ -48,8 +51,8 @@ def linear(
         or bfloat16 or float32 with scale None.
     out: float32 [T, o], optional, must not overlap the inputs.
     Returns float32 [T, o]. Every format is exact in float32 and sums are float32, so the error is that of a
-    float32 product. A row does not depend on the other rows, on its place, or on the thread count.
-    Raises ValueError for wrong shapes, dtypes or strides; NotImplementedError away from the CPU.
+    float32 product. On a CPU a row does not depend on the other rows, on its place, or on the thread count.
+    Raises ValueError for wrong shapes, dtypes or strides; NotImplementedError away from CPU and NVIDIA GPU.
     """
     # This runs dozens of times for every token: one cheap test, and the full checks only where it fails.
     x_shape, w_shape = x.shape, weight.shape
@@ -57,14 +60,16 @@ def linear(
         _explain(x, weight, scale, out, None)
     tokens, k = x_shape
     rows = w_shape[0]
+    given = out
     if out is None:
         out = torch.empty((tokens, rows)) if x.is_cpu else torch.empty((tokens, rows), device=x.device)
     elif out.dtype is not torch.float32 or out.shape != (tokens, rows) or not out.is_contiguous():
         _explain(x, weight, scale, out, None)
     if kernel_core.use_reference():
         return out.copy_(reference.linear(x, weight, scale))
-    if not x.is_cpu:
-        raise kernel_core.unsupported("mega_moe.linear", x, _EXISTS)
+    if kernel_core.elsewhere("mega_moe.linear", x):
+        result = library.linear(x, weight, scale)
+        return result.contiguous() if given is None else out.copy_(result)
     native.linear(
         x.data_ptr(),
         weight.data_ptr(),
@@ -99,14 +104,16 @@ def grouped_linear(
         _explain(x, weight, scale, out, 0)
     tokens, groups, k = x_shape
     rows = w_shape[0] // groups
+    given = out
     if out is None:
         out = torch.empty((tokens, groups, rows), device=x.device)
     elif out.dtype is not torch.float32 or out.shape != (tokens, groups, rows) or not out.is_contiguous():
         _explain(x, weight, scale, out, 0)
     if kernel_core.use_reference():
         return out.copy_(reference.grouped_linear(x, weight, scale))
-    if not x.is_cpu:
-        raise kernel_core.unsupported("mega_moe.grouped_linear", x, _EXISTS)
+    if kernel_core.elsewhere("mega_moe.grouped_linear", x):
+        result = library.grouped_linear(x, weight, scale)
+        return result.contiguous() if given is None else out.copy_(result)
     native.linear(
         x.data_ptr(),
         weight.data_ptr(),

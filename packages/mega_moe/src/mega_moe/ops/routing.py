@@ -29,6 +29,7 @@ def route(
     single score undivided; a model with one expert a token has to know which it was trained with).
     A NaN logit ranks below every number: its expert is taken only where fewer than top_k others exist, and then
     the row's weights are NaN. Scores neither overflow for large logits nor reach 0 before a logit of -174.
+    On an NVIDIA GPU PyTorch's operators run, as there is no kernel yet.
     Raises ValueError for wrong shapes, dtypes, top_k, or bias_vl without is_image (and the reverse).
     """
     check.tensor("logits", logits, dtype=torch.float32, shape=(None, None))
@@ -42,10 +43,8 @@ def route(
         check.tensor("bias_vl", bias_vl, dtype=torch.float32, shape=(experts,))
         check.tensor("is_image", is_image, dtype=torch.bool, shape=(tokens,))
         vl_pointer, image_pointer = bias_vl.data_ptr(), is_image.data_ptr()
-    if kernel_core.use_reference():
+    if kernel_core.use_reference() or kernel_core.elsewhere("mega_moe.route", logits):
         return reference.route(logits, bias, top_k, bias_vl=bias_vl, is_image=is_image, routed_scale=routed_scale)
-    if logits.device.type != "cpu":
-        raise kernel_core.unsupported("mega_moe.route", logits, "cpu")
     ids = torch.empty((tokens, top_k), dtype=torch.int32)
     weights = torch.empty((tokens, top_k))
     native.route(

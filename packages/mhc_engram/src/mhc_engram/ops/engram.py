@@ -1,17 +1,20 @@
-"""Engram: hashed n-gram rows of a large table, added to the streams through a gate."""
+"""Engram: hashed n-gram rows of a large table, added to the streams through a gate.
+
+On an NVIDIA GPU all of it runs in PyTorch's operators, as there are no kernels yet. What stands in offsets, primes and
+row numbers is not checked there, as that would wait for the device.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from kernel_core import register_op, unsupported, use_reference
+from kernel_core import elsewhere, register_op, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
 from mhc_engram import reference
 from mhc_engram.ops.native import native
 
 F32, I64 = torch.float32, torch.int64
-_EXISTS = "cpu"
 _GROUP = 32
 
 
@@ -50,9 +53,8 @@ def engram_rows(
     columns = primes.shape[0]
     require(columns > 0 and columns % orders == 0, "primes", columns, f"a multiple of {orders} orders")
     check_tensor("offsets", offsets, dtype=I64, shape=(columns,))
-    if use_reference():
+    if use_reference() or elsewhere("mhc_engram.engram_rows", mapped):
         return reference.engram_rows(mapped, dead, history, cu_seqlens, multipliers, primes, offsets, pad_mapped)
-    _check_device("engram_rows", mapped)
     out = torch.empty(T, columns, dtype=I64)
     # fmt: off
     problem = native.engram_rows(B, T, orders + 1, columns // orders, mapped.data_ptr(), dead.data_ptr(),
@@ -72,7 +74,7 @@ def engram_gather(
     """Looked-up rows side by side, float32 [T, C * dim] (exact, also in bfloat16); row -1 gives zeros.
 
     table float8_e4m3fn [R, dim]; scale uint8 [R, dim / 32], the exponent byte of 2^(b - 127) for 32 values;
-    rows int64 [T, C], each -1 or below R (ValueError otherwise).
+    rows int64 [T, C], each -1 or below R (ValueError otherwise, on a CPU).
     """
     check_tensor("table", table, dtype=torch.float8_e4m3fn, shape=(None, None))
     R, dim = table.shape
@@ -82,7 +84,9 @@ def engram_gather(
     T, C = rows.shape
     if out is not None:
         check_tensor("out", out, dtype=F32, shape=(T, C * dim))
-    _check_device("engram_gather", table)
+    if elsewhere("mhc_engram.engram_gather", table):
+        value = reference.engram_gather(table, scale, rows)
+        return value if out is None else out.copy_(value)
     bad = native.first_row_outside(rows.data_ptr(), T * C, R)
     if bad >= 0:
         require(False, "rows", f"{rows.flatten()[bad].item()} at {divmod(bad, C)}", f"-1 to {R - 1}")
@@ -112,17 +116,11 @@ def engram_inject(
     check_tensor("qk_weight", qk_weight, dtype=F32, shape=(n, d))
     if dead is not None:
         check_tensor("dead", dead, dtype=torch.bool, shape=(T,))
-    if use_reference():
+    if use_reference() or elsewhere("mhc_engram.engram_inject", X):
         return reference.engram_inject(X, kv, qk_weight, dead, eps)
-    _check_device("engram_inject", X)
     mask = 0 if dead is None else dead.data_ptr()
     native.engram_inject(T, n, d, X.data_ptr(), kv.data_ptr(), qk_weight.data_ptr(), mask, eps)
     return None
-
-
-def _check_device(op: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise unsupported(f"mhc_engram.{op}", tensor, _EXISTS)
 
 
 register_op(

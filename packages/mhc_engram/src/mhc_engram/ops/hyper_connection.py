@@ -2,20 +2,21 @@
 
 The coefficients of a sublayer come from the streams it starts with; its input is mixed with the `pre` of the
 sublayer before, so that update, coefficients, mixing and norm are one pass (`hc_step`).
+
+On an NVIDIA GPU all of it runs in PyTorch's operators, as there are no kernels yet.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernel_core import register_op, unsupported, use_reference
+from kernel_core import elsewhere, register_op, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
 from mhc_engram import reference
 from mhc_engram.ops.native import native
 
 F32 = torch.float32
-_EXISTS = "cpu"
 _STREAMS = 4
 _ROWS = (2 + _STREAMS) * _STREAMS
 Coefficients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -43,9 +44,9 @@ def hc_coefficients(
 
     Returns pre [T, n], post [T, n], comb [T, n, n], float32.
     """
-    T, d = _streams(X, "hc_coefficients")
+    T, d, library = _streams(X, "hc_coefficients")
     _check_parameters(X, d, fn, base, scale, iters)
-    if use_reference():
+    if library:
         return reference.hc_coefficients(X, fn, base, scale, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters)
     pre, post, comb = _empty_coefficients(T, X)
     # fmt: off
@@ -67,9 +68,9 @@ def hc_mix(
 
     X float32 [T, n, d]; pre float32 [T, n]; norm_weight float32 [d].
     """
-    T, d = _streams(X, "hc_mix")
+    T, d, library = _streams(X, "hc_mix")
     _check_mix(X, "pre", pre, norm_weight, out)
-    if use_reference():
+    if library:
         return _into(out, reference.hc_mix(X, pre, norm_weight, eps))
     mixed = torch.empty(T, d, dtype=F32) if out is None else out
     weight = 0 if norm_weight is None else norm_weight.data_ptr()
@@ -85,9 +86,9 @@ def hc_update(X: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.
 
     X float32 [T, n, d]; y float32 [T, d]; post float32 [T, n]; comb float32 [T, n, n].
     """
-    T, d = _streams(X, "hc_update")
+    T, d, library = _streams(X, "hc_update")
     _check_update(X, y, post, comb)
-    if use_reference():
+    if library:
         return reference.hc_update(X, y, post, comb)
     # fmt: off
     native.hc_step(T, d, X.data_ptr(), y.data_ptr(), post.data_ptr(), comb.data_ptr(), 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0,
@@ -124,7 +125,7 @@ def hc_step(
     (pre, post, comb) where given: pre_mix, post and comb themselves may stand there, since they are read before.
     Otherwise no two arguments may share memory.
     """
-    T, d = _streams(X, "hc_step")
+    T, d, library = _streams(X, "hc_step")
     _check_parameters(X, d, fn, base, scale, iters)
     _check_mix(X, "pre_mix", pre_mix, norm_weight, out)
     if y is not None:
@@ -134,7 +135,7 @@ def hc_step(
     elif coefficients[0] is not pre_mix or coefficients[1] is not post or coefficients[2] is not comb or y is None:
         _check_coefficients(X, coefficients)
     pre, new_post, new_comb = coefficients
-    if use_reference():
+    if library:
         x, *values = reference.hc_step(
             X, y, post, comb, fn, base, scale, pre_mix, norm_weight,
             eps=eps, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters,
@@ -152,16 +153,14 @@ def hc_step(
     return x, pre, new_post, new_comb
 
 
-def _streams(X: torch.Tensor, op: str) -> tuple[int, int]:
-    """Tokens and channels of X after its checks."""
+def _streams(X: torch.Tensor, op: str) -> tuple[int, int, bool]:
+    """Tokens and channels of X after its checks, and whether PyTorch's operators run."""
     if X.dtype is not F32 or X.ndim != 3 or X.shape[1] != _STREAMS or not X.is_contiguous():
         check_tensor("X", X, dtype=F32, shape=(None, _STREAMS, None))
     T, _, d = X.shape
     if d == 0 or d % 16:
         require(False, "X", f"{d} channels", "a multiple of 16 channels")
-    if not X.is_cpu and not use_reference():
-        raise unsupported(f"mhc_engram.{op}", X, _EXISTS)
-    return T, d
+    return T, d, use_reference() or bool(elsewhere(f"mhc_engram.{op}", X))
 
 
 def _float(argument: str, value: torch.Tensor, shape: tuple[int, ...], X: torch.Tensor) -> None:

@@ -1,15 +1,16 @@
 // The arithmetic of index scores on the E4M3 tensor unit, for device and host.
 //
-// One product step covers one scale group of 32 channels. A query's and a key's codes are E2M1, whose products are
-// multiples of 1/4 up to 36: sums of 32 need 13 bits, which the tensor unit's sum keeps (14). So a step's sum is exact
-// when the step starts from zero, and
+// Queries and keys are E2M1 codes under a power of two for each group of 32 channels. E4M3 holds an E2M1 value times
+// 2^-8 to 2^6, so a group's scale is shifted into its codes, relative to the largest scale of its row: the largest
+// group stands at 2^6, one 14 binades lower is still exact, lower ones round to steps of 2^-9, and from 19 on they
+// vanish. All 128 channels then share one float32 accumulator, whatever their scales. The row's largest scale is a
+// power of two and commutes with relu: a head's goes to its weight, a key's multiplies the sum over heads.
 //
-//   dot = fma(s3, p3, fma(s2, p2, fma(s1, p1, s0 p0)))        p: exact sums, s: powers of two
+//   score = key_factor * sum over heads of weight * (dot + |dot|)        2 relu(dot) is exact; the 1/2 is in the weight
 //
-// rounds in float32 only, in this order, whatever unit computed p. The scale of a query's group is shifted into its
-// E4M3 codes, relative to the largest of its head, whose power of two goes to the weight; both are exact too. What is
-// left for each
-// product is the key's scale: one multiplication or fma a step.
+// The unit sums a step of 32 channels and the accumulator aligned to the largest of them, with about 14 bits below it.
+// So a dot's error is below 2^-13 of its largest term or partial sum a step; where groups are within a few binades of
+// each other all sums are exact. The order of channels is the same in every kernel, and so are a score's bits.
 #pragma once
 
 #include "kernel_core/cuda/formats.cuh"
@@ -22,81 +23,111 @@ using kernel_core::cuda::ue8m0_float;
 
 inline constexpr int kDim = 128, kGroup = 32, kGroups = kDim / kGroup;
 inline constexpr int kCodeBytes = kDim / 2;
-inline constexpr int kColumns = 32;  // (query, head) pairs of one product
+inline constexpr int kSteps = kDim / 32;  // products over 32 channels
 
 // Heads that a kernel is built for; the rest has zero codes and zero weights.
 KC_HD constexpr int padded_heads(int heads) { return heads <= 8 ? 8 : heads <= 32 ? 32 : 64; }
 
+// ---- codes under a shift -----------------------------------------------------------------------------------------
+
+inline constexpr int kTopShift = 6;
+inline constexpr int kDepths = 20;  // a group this many binades less one below the top, or lower, is zeros
+
+// E4M3 of an E2M1 code in a group `depth` binades below the top: nearest, ties to even.
+KC_HD uint32_t shifted_code(uint32_t code, int depth) {
+  const uint32_t magnitude = code & 7, sign = (code & 8) << 4;
+  const int shift = kTopShift - (depth < kDepths ? depth : kDepths - 1);
+  const uint32_t halves = magnitude < 4 ? magnitude : (2 + (magnitude & 1)) << ((magnitude >> 1) - 1);  // of the value
+  if (halves == 0) return sign;
+  int exponent = -1;  // of the value
+  while (halves >> (exponent + 2)) ++exponent;
+  if (exponent + shift >= -6)
+    return sign | static_cast<uint32_t>(exponent + shift + 7) << 3 | ((halves << 3 >> (exponent + 1)) & 7);
+  const int down = -(shift + 8);  // to steps of 2^-9
+  if (down <= 0) return sign | halves << -down;
+  const uint32_t rest = halves & ((1u << down) - 1), half = 1u << (down - 1), steps = halves >> down;
+  return sign | (steps + (rest > half || (rest == half && (steps & 1)) ? 1 : 0));
+}
+
+// The E4M3 magnitudes of the eight E2M1 magnitudes at a depth: what a byte selection looks codes up in.
+KC_HD uint64_t magnitudes(int depth) {
+  uint64_t table = 0;
+  for (uint32_t m = 0; m < 8; ++m) table |= static_cast<uint64_t>(shifted_code(m, depth)) << (8 * m);
+  return table;
+}
+
 // ---- keys --------------------------------------------------------------------------------------------------------
 
-// Eight codes to E4M3 bytes that are 2^-6 of their values: the bits s e e m of E2M1 are s 0 0 e e m 0 0, subnormals
-// included. Even elements in out[0], odd ones in out[1].
-inline constexpr int kKeyShift = 6;
-KC_HD void key_words(uint32_t codes, uint32_t out[2]) {
-  const uint32_t sign = 0x80808080, magnitude = 0x1C1C1C1C;
-  out[0] = (codes << 4 & sign) | (codes << 2 & magnitude);
-  out[1] = (codes & sign) | (codes >> 2 & magnitude);
-}
-
-// The four scales of a key. One NaN makes all of its scores NaN, so the first carries it.
-KC_HD void key_scales(uint32_t bytes, float out[kGroups]) {
+// Eight codes by a table: even elements in out[0], odd ones in out[1], so that signs need a shift and a mask alone.
+KC_HD void key_words(uint32_t codes, uint32_t low, uint32_t high, uint32_t out[2]) {
   using kernel_core::cuda::prmt;
-  const uint32_t selectors[kGroups] = {0x0444, 0x1444, 0x2444, 0x3444};
-  const uint32_t smallest = 0x00400000;  // 2^-127, of byte 0
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
-  for (int g = 0; g < kGroups; ++g) {
-    const uint32_t bits = prmt(bytes, 0, selectors[g]) >> 1;
-    out[g] = bits_float(bits < smallest ? smallest : bits);
-  }
-  if (((~bytes - 0x01010101u) & bytes & 0x80808080u) != 0) out[0] = bits_float(0x7FC00000);  // a byte of 255
+  const uint32_t at = codes & 0x77777777, signs = 0x80808080;
+  const uint32_t first = prmt(low, high, at), second = prmt(low, high, at >> 16);
+  out[0] = (codes << 4 & signs) | prmt(first, second, 0x6420);
+  out[1] = (codes & signs) | prmt(first, second, 0x7531);
 }
 
-// Where a thread of the warpgroup finds the codes of its part of a row: the A operand gives lane c of four the bytes
-// 4c ... 4c+3 of each half of a step, and key_words splits eight neighbours that way. So it reads byte 4c of the group.
-KC_HD constexpr int step_byte(int element) { return element % 2 * 16 + element / 2; }
+// Two 16-bit numbers at a time: scale bytes of rows r and r + 8.
+KC_HD uint32_t max_pairs(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vmaxu2(a, b);
+#else
+  const uint32_t low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
+  return low | ((a >> 16) > (b >> 16) ? a >> 16 : b >> 16) << 16;
+#endif
+}
+KC_HD uint32_t min_pairs(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vminu2(a, b);
+#else
+  const uint32_t low = (a & 0xFFFF) < (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
+  return low | ((a >> 16) < (b >> 16) ? a >> 16 : b >> 16) << 16;
+#endif
+}
 
-// 16-byte pieces of a key's codes in shared memory, so that 32 lanes which read 4 bytes each of the same group of 8
-// rows meet 32 banks.
-KC_HD constexpr int key_piece(int row, int group) { return row * 4 + (group ^ (row >> 1 & 3)); }
+// Depths of two groups below the largest scales of their rows, as far as they make a difference. No half borrows.
+KC_HD uint32_t depth_pairs(uint32_t tops, uint32_t own) { return min_pairs(tops - own, (kDepths - 1) * 0x10001u); }
+
+// One key's four scale bytes: the offset of each group's entry of eight bytes in the table of magnitudes, a byte each,
+// and the largest scale.
+struct KeyScales {
+  uint32_t offsets, top;
+};
+
+KC_HD KeyScales key_scales(uint32_t scales) {
+  const uint32_t even = scales & 0x00FF00FF, odd = scales >> 8 & 0x00FF00FF;
+  const uint32_t pair = max_pairs(even, odd);
+  const uint32_t tops = max_pairs(pair, kernel_core::cuda::prmt(pair, pair, 0x1032));
+  return {depth_pairs(tops, even) * 8 + depth_pairs(tops, odd) * (8 * 256), tops & 0xFFFF};
+}
+
+// What the sum over heads is multiplied by: 2^(top - 127) in three or four instructions; the smallest is subnormal. One
+// NaN scale makes the largest NaN, and with it the key's scores.
+KC_HD float key_factor(uint32_t top) {
+  const uint32_t bits = top << 23, smallest = 0x00400000;
+  return bits_float((bits < smallest ? smallest : bits) | ((top * 0x4000 + 0x4000) & 0x00400000));
+}
 
 // ---- queries -----------------------------------------------------------------------------------------------------
 
-// E4M3 holds an E2M1 value times 2^-8 to 2^6. A group further below its head's largest keeps a factor of its own.
-inline constexpr int kFoldTop = 6, kFoldLow = -8;
-
-struct Fold {
-  int shift;     // of the codes, as a power of two
-  float factor;  // what is missing: 1, or a smaller power of two
-};
-
-KC_HD Fold fold(uint32_t scale, uint32_t top, bool zeros) {
-  const int shift = static_cast<int>(scale) - static_cast<int>(top) + kFoldTop;
-  if (zeros || shift >= kFoldLow) return {zeros ? 0 : shift, 1.0f};
-  return {kFoldLow, ue8m0_float(static_cast<uint32_t>(127 + shift - kFoldLow > 0 ? 127 + shift - kFoldLow : 0))};
+// Byte in which channel `channel` stands among the 128 of a product. Lane c of four owns group c of a key's codes and
+// takes eight of them a step: the A operand gives it the bytes 4c ... 4c+3 of each half of the 32, key_words splits
+// even and odd.
+KC_HD constexpr int channel_byte(int channel) {
+  const int lane = channel / kGroup, step = channel % kGroup / 8, half = channel % 2, pair = channel % 8 / 2;
+  return step * 32 + half * 16 + lane * 4 + pair;
 }
-
-// E4M3 of an E2M1 code times 2^shift. Exact for kFoldLow <= shift <= kFoldTop.
-KC_HD uint32_t folded_code(uint32_t code, int shift) {
-  const uint32_t magnitude = code & 7, sign = (code & 8) << 4;
-  if (magnitude == 0) return sign;
-  const int exponent =
-      magnitude < 2 ? -1 : static_cast<int>(magnitude >> 1) - 1;  // the value is 2^exponent (1 + half / 2)
-  const uint32_t half = magnitude < 2 ? 0 : magnitude & 1;
-  const int e = exponent + shift;
-  if (e >= -6) return sign | static_cast<uint32_t>(e + 7) << 3 | half << 2;
-  return sign | (2 + half) << (e + 9) >> 1;  // in steps of 2^-9
-}
-
-// The weight of a head whose largest scale byte is `top`: undoes the shifts of queries (kFoldTop) and keys.
-static_assert(kFoldTop == kKeyShift, "the two cancel");
-KC_HD float head_weight(float weight, uint32_t top) { return kernel_core::cuda::mul_rn(weight, ue8m0_float(top)); }
 
 // Byte of a channel in a query's image, [heads, 128] E4M3 in swizzled atoms: the B operand as it is in shared memory.
 KC_HD constexpr uint32_t image_byte(int head, int channel) {
-  return kernel_core::wgmma::swizzle128(static_cast<uint32_t>(head),
-                                        static_cast<uint32_t>(channel / kGroup * kGroup + step_byte(channel % kGroup)));
+  return kernel_core::wgmma::swizzle128(static_cast<uint32_t>(head), static_cast<uint32_t>(channel_byte(channel)));
+}
+
+// The weight of a head whose largest scale byte is `top`: undoes the shifts of the query's and the key's codes, and
+// halves.
+KC_HD float head_weight(float weight, uint32_t top) {
+  using kernel_core::cuda::mul_rn;
+  return mul_rn(mul_rn(weight, bits_float((127u - 2 * kTopShift - 1) << 23)), ue8m0_float(top));
 }
 
 // ---- scores ------------------------------------------------------------------------------------------------------
@@ -109,27 +140,19 @@ KC_HD float fused(float a, float b, float c) {
 #endif
 }
 
-KC_HD float relu(float x) {  // NaN passes
+// 2 relu(x), NaN as NaN. An addition: the integer pipe, which maxima take, is busy with codes.
+KC_HD float twice_relu(float x) {
 #if defined(__CUDA_ARCH__)
-  float out;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(out) : "f"(x));
-  return out;
+  return __fadd_rn(x, fabsf(x));
 #else
-  return x < 0 ? 0 : x;
+  return x + std::fabs(x);
 #endif
 }
 
-KC_HD float dot(const float sums[kGroups], const float scales[kGroups]) {
-  float d = kernel_core::cuda::mul_rn(sums[0], scales[0]);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
-  for (int g = 1; g < kGroups; ++g) d = fused(sums[g], scales[g], d);
-  return d;
-}
-
-// Lane c of four sums heads 8j + 2c and 8j + 2c + 1 for j = 0, 1, ...; then the lanes' sums are added in pairs.
+// Lane c of four sums heads 8j + 2c and 8j + 2c + 1 for j = 0, 1, ...; then the lanes' sums are added in pairs. Weights
+// are stored in that order, the lanes' one after the other.
 KC_HD constexpr int head_of(int lane, int i) { return i / 2 * 8 + lane * 2 + i % 2; }
+KC_HD constexpr int weight_place(int head, int heads) { return head % 8 / 2 * (heads / 4) + head / 8 * 2 + head % 2; }
 KC_HD float quad_sum(const float s[4]) {
   using kernel_core::cuda::add_rn;
   return add_rn(add_rn(s[0], s[1]), add_rn(s[2], s[3]));
@@ -137,11 +160,25 @@ KC_HD float quad_sum(const float s[4]) {
 
 // ---- the launch --------------------------------------------------------------------------------------------------
 
-// Keys of a thread block, a power of two: enough blocks for the device, not so few keys that reading the queries shows.
-KC_HD int64_t keys_of_block(int64_t tiles, int64_t width, int64_t multiprocessors) {
-  int64_t keys = 4096;
-  while (keys > 512 && tiles * ((width + keys - 1) / keys) < 4 * multiprocessors) keys /= 2;
-  return keys;
+inline constexpr int kSmallestChunk = 256, kLargestChunk = 8192;  // keys of a thread block
+
+// Keys of a thread block, a multiple of `unit`: `places` blocks run at once, so the number of blocks should fill whole
+// rounds of them. A block costs some keys more than it scores, for its queries and its first bytes.
+KC_HD int64_t keys_of_block(int64_t tiles, int64_t width, int64_t places, int64_t unit) {
+  constexpr int64_t start = 384;
+  const auto rounded = [&](int64_t chunks) { return (width + chunks * unit - 1) / (chunks * unit) * unit; };
+  const int64_t least = (width + kLargestChunk - 1) / kLargestChunk;
+  const int64_t most = (width + kSmallestChunk - 1) / kSmallestChunk;
+  int64_t best = 0, best_cost = 0;
+  const int64_t first_round = (tiles * least + places - 1) / places;
+  for (int64_t round = first_round; round < first_round + 6; ++round) {
+    int64_t chunks = round * places / tiles;
+    chunks = chunks < least ? least : chunks > most ? most : chunks;
+    const int64_t keys = rounded(chunks), blocks = tiles * ((width + keys - 1) / keys);
+    const int64_t cost = (blocks + places - 1) / places * (keys + start);
+    if (best == 0 || cost < best_cost) best = keys, best_cost = cost;
+  }
+  return best;
 }
 
 }  // namespace mla_fp4::index_plan

@@ -1,7 +1,8 @@
-// Queries to the form that the scoring kernel copies: E4M3 images, weights, and the rare group's own factors.
+// Queries to the form that the scoring kernel copies: E4M3 images and weights.
 #pragma once
 
 #include "../index_score.hpp"
+#include "index_launch.cuh"
 #include "index_plan.cuh"
 #include "unroll.cuh"
 
@@ -12,18 +13,14 @@ using cuda::IndexScoreParams;
 // Of all rows, in the workspace. Heads are padded_heads().
 struct PackedQueries {
   uint8_t* images;  // [rows, heads * 128]
-  float* weights;   // [rows, heads]
-  float* factors;   // [rows, heads, 4]
-  int32_t* wide;    // [rows]: whether any factor is not 1
+  float* weights;   // [rows, heads], in the order of weight_place
 
-  static constexpr int64_t row_bytes(int64_t heads) { return heads * (index_plan::kDim + 4 + 16) + 4; }
+  static constexpr int64_t row_bytes(int64_t heads) { return heads * (index_plan::kDim + 4); }
 
   static PackedQueries in(void* workspace, int64_t rows, int64_t heads) {
     PackedQueries p;
     p.images = static_cast<uint8_t*>(workspace);
-    p.factors = reinterpret_cast<float*>(p.images + rows * heads * index_plan::kDim);
-    p.weights = p.factors + rows * heads * index_plan::kGroups;
-    p.wide = reinterpret_cast<int32_t*>(p.weights + rows * heads);
+    p.weights = reinterpret_cast<float*>(p.images + rows * heads * index_plan::kDim);
     return p;
   }
 };
@@ -35,9 +32,9 @@ template <int kHeads>
 __global__ void __launch_bounds__(kPackThreads) pack_queries(IndexScoreParams p, PackedQueries to) {
   namespace format = kernel_core::cuda;
   namespace plan = index_plan;
+  allow_next();
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % 32;
-  bool wide = false;
   for (int head = threadIdx.x / 32; head < kHeads; head += kPackThreads / 32) {
     float x[4] = {0, 0, 0, 0};
     if (head < p.heads) {
@@ -60,23 +57,20 @@ __global__ void __launch_bounds__(kPackThreads) pack_queries(IndexScoreParams p,
     const format::GroupScale scale = format::group_scale(format::IndexRow{}, amax);
     uint32_t top = max(scale.byte, __shfl_xor_sync(~0u, scale.byte, 8));
     top = max(top, __shfl_xor_sync(~0u, top, 16));
-    const plan::Fold fold = plan::fold(scale.byte, top, amax == 0);
-    wide |= fold.factor != 1.0f;
+    const int depth = static_cast<int>(top - scale.byte);
 
     uint8_t* const image = to.images + row * kHeads * plan::kDim;
     MLA_FP4_UNROLL
     for (int i = 0; i < 2; ++i) {  // elements i and i + 2 stand next to each other
-      const uint32_t low = plan::folded_code(format::encode_scaled<format::IndexRow>(x[i], scale), fold.shift);
-      const uint32_t high = plan::folded_code(format::encode_scaled<format::IndexRow>(x[i + 2], scale), fold.shift);
+      const uint32_t low = plan::shifted_code(format::encode_scaled<format::IndexRow>(x[i], scale), depth);
+      const uint32_t high = plan::shifted_code(format::encode_scaled<format::IndexRow>(x[i + 2], scale), depth);
       *reinterpret_cast<uint16_t*>(image + plan::image_byte(head, lane * 4 + i)) =
           static_cast<uint16_t>(low | high << 8);
     }
-    const int64_t at = row * kHeads + head;
-    if (lane % 8 == 0) to.factors[at * plan::kGroups + lane / 8] = fold.factor;
-    if (lane == 0) to.weights[at] = head < p.heads ? plan::head_weight(p.weights[row * p.heads + head], top) : 0.0f;
+    if (lane == 0)
+      to.weights[row * kHeads + plan::weight_place(head, kHeads)] =
+          head < p.heads ? plan::head_weight(p.weights[row * p.heads + head], top) : 0.0f;
   }
-  const int any = __syncthreads_or(wide);
-  if (threadIdx.x == 0) to.wide[row] = any;
 }
 
 }  // namespace mla_fp4::sm90

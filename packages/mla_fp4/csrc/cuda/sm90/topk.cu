@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "index_launch.cuh"
 #include "topk.cuh"
 
 namespace mla_fp4::cuda {
@@ -14,11 +15,13 @@ using sm90::TopkConfig;
 using sm90::TopkRow;
 using sm90::TopkShared;
 
-using Short = TopkConfig<512, 4096>;           // selections of positions
-using Long = TopkConfig<kTopkLargestK, 8192>;  // candidate blocks
+using Short = TopkConfig<512, 4096, 512, 2>;            // short rows, or slices
+using Long = TopkConfig<kTopkLargestK, 8192, 1024, 1>;  // long rows, and candidate blocks
 
-constexpr int64_t kShortestSlice = 4 * Long::kTile;
-static_assert(kShortestSlice >= kTopkLargestK && Short::kTile == Long::kTile);
+constexpr int64_t kLongFrom = 24 << 10;  // entries of a row
+constexpr int64_t kShortestSlice = 8192, kSliceUnit = 4096;
+static_assert(kShortestSlice >= kTopkLargestK && Long::kLongestRow >= kTopkLargestWidth);
+static_assert(Short::kLongestRow >= kLongFrom);
 
 // The two halves of the workspace: the slices' best scores and their positions, `merged_stride` of each a row.
 constexpr int64_t merged_stride(int64_t k, int64_t slices) { return (k * slices + 3) / 4 * 4; }
@@ -30,8 +33,8 @@ struct Best {
 };
 
 int64_t slice_length(int64_t width, int64_t slices) {
-  const int64_t tiles = (width + Long::kTile - 1) / Long::kTile;
-  return (tiles + slices - 1) / slices * Long::kTile;
+  const int64_t units = (width + kSliceUnit - 1) / kSliceUnit;
+  return (units + slices - 1) / slices * kSliceUnit;
 }
 
 // The number of entries of a row. All threads, the same result.
@@ -64,8 +67,9 @@ __device__ TopkShared<C>& shared_memory() {
 
 // Rows that one thread block holds, or with `from` those whose slices have chosen.
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 2) select_rows(TopkParams p, Best from, int64_t slice) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) select_rows(TopkParams p, Best from, int64_t slice) {
   TopkShared<C>& shared = shared_memory<C>();
+  sm90::wait_for_previous();
   const int64_t row = blockIdx.x;
   const int64_t whole = row_length(p, row, shared);
   const int64_t length = p.keep_last && whole > 0 ? whole - 1 : whole;
@@ -87,10 +91,46 @@ __global__ void __launch_bounds__(C::kThreads, 2) select_rows(TopkParams p, Best
   }
 }
 
+// A piece of a row with the best of the pieces before it: they come first, so equal scores stay in the order of
+// positions.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) select_piece(TopkParams p, float* scores) {
+  TopkShared<C>& shared = shared_memory<C>();
+  const int64_t row = blockIdx.x, visible = min(int64_t{p.lengths[row]}, p.width);
+  if (p.piece_begin > 0 && visible <= p.piece_begin) return;
+  const int k = static_cast<int>(p.k), before = p.piece_begin > 0 ? k : 0;
+  float* const best = scores + row * p.stride;
+  const TopkRow source = {best + k - before, before + static_cast<int>(max(visible - p.piece_begin, int64_t{0}))};
+  const int count = Topk<C>(shared, k).run(source);
+  constexpr int kOwn = (C::kMaxK + C::kThreads - 1) / C::kThreads;
+  int32_t* const out = p.out + row * p.k;
+  int32_t positions[kOwn];
+  float values[kOwn];
+  MLA_FP4_UNROLL
+  for (int n = 0; n < kOwn; ++n) {  // all are read before one is written
+    const int i = n * C::kThreads + static_cast<int>(threadIdx.x);
+    positions[n] = -1, values[n] = 0;
+    if (i >= count) continue;
+    const int entry = shared.sorted[i];
+    positions[n] = entry < before ? out[entry] : static_cast<int32_t>(p.piece_begin + entry - before);
+    values[n] = source.scores[entry];
+  }
+  __syncthreads();
+  MLA_FP4_UNROLL
+  for (int n = 0; n < kOwn; ++n) {
+    const int i = n * C::kThreads + static_cast<int>(threadIdx.x);
+    if (i >= k) continue;
+    out[i] = positions[n];
+    best[i] = values[n];
+  }
+}
+
 // The best of one slice of a row, in the order of their positions.
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 2) select_slices(TopkParams p, Best to, int64_t slice, int slices) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    select_slices(TopkParams p, Best to, int64_t slice, int slices) {
   TopkShared<C>& shared = shared_memory<C>();
+  sm90::allow_next();
   const int64_t row = blockIdx.x / slices, part = blockIdx.x % slices;
   const int64_t whole = row_length(p, row, shared);
   const int64_t length = p.keep_last && whole > 0 ? whole - 1 : whole, begin = part * slice;
@@ -106,31 +146,64 @@ __global__ void __launch_bounds__(C::kThreads, 2) select_slices(TopkParams p, Be
 }
 
 template <typename C>
-cudaError_t launch(TopkParams const& p, cudaStream_t stream) {
+cudaError_t launch_slices(TopkParams const& p, Best best, int64_t slice, cudaStream_t stream) {
   constexpr int bytes = sizeof(TopkShared<C>);
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(select_rows<C>), reinterpret_cast<const void*>(select_slices<C>)})
-    if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
-  const auto rows = static_cast<unsigned>(p.rows);
+  if (cudaError_t e = cudaFuncSetAttribute(select_slices<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+    return e;
+  select_slices<C><<<static_cast<unsigned>(p.rows * p.slices), C::kThreads, bytes, stream>>>(
+      p, best, slice, static_cast<int>(p.slices));
+  return cudaGetLastError();
+}
+
+template <typename C>
+cudaError_t launch_rows(TopkParams const& p, Best best, int64_t slice, cudaStream_t stream) {
+  constexpr int bytes = sizeof(TopkShared<C>);
+  if (cudaError_t e = cudaFuncSetAttribute(select_rows<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+    return e;
+  return sm90::launch_early(p.slices > 1, select_rows<C>, static_cast<unsigned>(p.rows), C::kThreads, bytes, stream, p,
+                            best, slice);
+}
+
+template <typename C>
+cudaError_t launch_piece(TopkParams const& p, cudaStream_t stream) {
+  constexpr int bytes = sizeof(TopkShared<C>);
+  if (cudaError_t e = cudaFuncSetAttribute(select_piece<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+    return e;
+  select_piece<C><<<static_cast<unsigned>(p.rows), C::kThreads, bytes, stream>>>(p, const_cast<float*>(p.scores));
+  return cudaGetLastError();
+}
+
+// The result does not depend on the choice.
+bool is_short(TopkParams const& p, int64_t length) { return p.k <= Short::kMaxK && length < kLongFrom; }
+
+cudaError_t launch(TopkParams const& p, cudaStream_t stream) {
+  if (p.piece_begin >= 0) {
+    const auto piece = is_short(p, p.width - p.piece_begin + p.k) ? launch_piece<Short> : launch_piece<Long>;
+    return piece(p, stream);
+  }
   const int64_t slice = slice_length(p.width, p.slices);
   Best best = {nullptr, nullptr, merged_stride(p.k, p.slices)};
   if (p.slices > 1) {
     best.scores = static_cast<float*>(p.workspace);
     best.positions = reinterpret_cast<int32_t*>(best.scores + p.rows * best.stride);
-    select_slices<C><<<static_cast<unsigned>(rows * p.slices), C::kThreads, bytes, stream>>>(
-        p, best, slice, static_cast<int>(p.slices));
-    if (cudaError_t e = cudaGetLastError()) return e;
+    const auto slices = is_short(p, slice) ? launch_slices<Short> : launch_slices<Long>;
+    if (cudaError_t e = slices(p, best, slice, stream)) return e;
   }
-  select_rows<C><<<rows, C::kThreads, bytes, stream>>>(p, best, slice);
-  return cudaGetLastError();
+  const auto rows = is_short(p, p.slices > 1 ? best.stride : p.width) ? launch_rows<Short> : launch_rows<Long>;
+  return rows(p, best, slice, stream);
 }
 
 bool valid(TopkParams const& p) {
-  if (p.rows < 0 || p.width < 0 || p.width > kTopkLargestWidth || p.k < 1 || p.k > kTopkLargestK) return false;
+  if (p.rows < 0 || p.width < 0 || p.width > kTopkLargestWidth || p.piece_begin > p.width || p.k < 1 ||
+      p.k > kTopkLargestK)
+    return false;
   if (p.slices < 1 || p.rows * p.slices > std::numeric_limits<int32_t>::max()) return false;
   if (p.rows == 0) return true;
   const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (!p.scores || !p.lengths || !p.out || !aligned(p.scores) || p.stride % 4 || p.stride < p.width) return false;
+  const bool whole = p.piece_begin < 0;
+  const int64_t held = whole ? p.width : p.width - p.piece_begin + p.k;  // entries of a row
+  if (!p.scores || !p.lengths || !p.out || !aligned(p.scores) || p.stride % 4 || p.stride < held) return false;
+  if (!whole && (p.k % 4 || p.blocks || p.keep_last || p.slices > 1 || held > kTopkLargestWidth)) return false;
   if (p.slices > 1 && (!p.workspace || !aligned(p.workspace))) return false;
   return !p.blocks || (p.block > 0 && p.blocks_width >= 0 && !p.keep_last);
 }
@@ -151,7 +224,7 @@ int64_t topk_workspace(int64_t rows, int64_t k, int64_t slices) {
 cudaError_t topk(TopkParams const& p, cudaStream_t stream) {
   if (!valid(p)) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
-  return p.k <= Short::kMaxK ? launch<Short>(p, stream) : launch<Long>(p, stream);
+  return launch(p, stream);
 }
 
 }  // namespace mla_fp4::cuda

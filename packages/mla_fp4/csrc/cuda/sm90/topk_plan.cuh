@@ -66,6 +66,54 @@ struct Bound {
   KC_HD uint32_t admits() const { return rank_key(prefix) + (pass >= kKeyPasses ? 1 : 0); }
 };
 
+// ---- a threshold from a sample -----------------------------------------------------------------------------------
+
+// The score whose key this is; not for those of NaN and -inf.
+KC_HD float key_score(uint32_t key) {
+  return kernel_core::cuda::bits_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+// Sample i of `count`, one of each `length / count` neighbours, scattered so that no period of the row shows.
+KC_HD uint32_t sample_index(uint32_t i, uint32_t count, uint32_t length) {
+  const uint32_t stride = length / count;
+  return i * stride + (i * 0x9E3779B1u >> 12) % stride;
+}
+
+// Which rank of a sample should bound the row: four standard deviations beyond the expected place of the k-th entry, so
+// that hardly ever fewer than k entries reach it; and the rank that would fill `capacity` too far.
+struct SampleRank {
+  int wanted, most;
+};
+
+KC_HD SampleRank sample_rank(int64_t k, int64_t count, int64_t length, int64_t capacity) {
+  const int64_t mean = k * count / length;
+  int64_t deviation = 0;
+  while ((deviation + 1) * (deviation + 1) <= mean) ++deviation;
+  const int64_t wanted = mean + 4 * deviation + 4, full = capacity * 7 / 10 * count / length;
+  const int64_t most = 2 * wanted < full ? 2 * wanted : full;
+  return {static_cast<int>(wanted), static_cast<int>(most < wanted ? wanted : most)};
+}
+
+// Keys from `low` on in `count` steps of 2^shift, a bin each. Unlike digits, steps fit themselves to the keys there
+// are.
+struct KeySteps {
+  uint32_t low;
+  int shift;
+  uint32_t count;  // at most kBins
+
+  KC_HD static KeySteps of(uint32_t low, uint32_t high) {
+    int shift = 0;
+    while ((high - low) >> shift >= static_cast<uint32_t>(kBins)) ++shift;
+    return {low, shift, kBins};
+  }
+  KC_HD bool counts(uint32_t key) const { return key >= low && (key - low) >> shift < count; }
+  KC_HD int bin(uint32_t key) const { return kBins - 1 - static_cast<int>((key - low) >> shift); }
+  KC_HD uint32_t lowest(int bin) const { return low + (static_cast<uint32_t>(kBins - 1 - bin) << shift); }
+  KC_HD KeySteps inside(int bin) const {  // of one bin
+    return {lowest(bin), shift > 11 ? shift - 11 : 0, shift > 11 ? kBins : 1u << shift};
+  }
+};
+
 // ---- slices, candidate blocks ------------------------------------------------------------------------------------
 
 // Entries of a row that are left when each slice keeps its k best next to each other. `slice` is at least k.
@@ -79,13 +127,6 @@ KC_HD int64_t candidate_length(int64_t count, int64_t last, int64_t block, int64
   if (count == 0) return 0;
   const int64_t tail = visible - last * block;
   return (count - 1) * block + (tail < block ? tail : block);
-}
-
-// Positions are sorted by counting: at most kBins bins of 2^shift positions.
-KC_HD int position_shift(int64_t length) {
-  int shift = 0;
-  while ((length - 1) >> shift >= kBins) ++shift;
-  return shift;
 }
 
 }  // namespace mla_fp4::topk_plan

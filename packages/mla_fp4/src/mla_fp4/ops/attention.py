@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import mla_fp4.reference.attention as reference
-from kernel_core import check, register_op, unsupported, use_reference
+from kernel_core import check, elsewhere, register_op, use_reference
 from kernel_core.window_arguments import check_window
 from mla_fp4.native import native
 
@@ -43,8 +45,13 @@ def sparse_attention(
 
     A row's result depends on nothing but its own keys: not on other rows, the cut into steps, or the threads.
 
+    On an NVIDIA GPU the kernels take packed rows of 512 channels, 64 of them rotated, and a window of up to 128. They
+    round q and the result to bfloat16, for any number of heads. Other shapes run in PyTorch's operators, in float32.
+    Slots, offsets, indices and blocks are not checked there, as that would wait for the device: wrong ones read wrong
+    rows. Positions have to stay below 2^31 there.
+
     Args:
-        q: float32 [T, H, D], rotated; D a multiple of 32.
+        q: float32 [T, H, D], rotated; D a multiple of 32. On a GPU bfloat16 too.
         new_rows: uint8 [T, D + D/32] (E4M3 codes, then UE8M0 scales), or float32 [T, D]: this step's rows.
         ring: [S, R, row] of the same kind, R >= window; row p mod R of a slot holds position p.
         ring_slot: int32 [B], each request's slot.
@@ -61,10 +68,10 @@ def sparse_attention(
         sink: float32 [H], logits that are not scaled; infinite ones are defined (-inf adds nothing, +inf gives zeros).
         rope: float32 [T, rope_dim], cosines, then sines.
         scale: factor of the scores, 1/sqrt(D) for the model.
-        out: float32 [T, H, D] to write to; must not overlap q.
+        out: [T, H, D] of q's dtype to write to; must not overlap q.
 
     Returns:
-        float32 [T, H, D].
+        [T, H, D] of q's dtype.
 
     Raises:
         ValueError: a dtype, shape, slot, offset, index or block that does not fit; nothing is written then.
@@ -84,29 +91,13 @@ def sparse_attention(
         ("block_table", block_table, _I32, (batch, reach)),
         ("indices", indices, _I32, (rows, selected)),
     )
+    arguments: tuple[Any, ...] = (q, new_rows, ring, ring_slot, cu_seqlens, start_pos, lower, window)
+    arguments = (*arguments, pages, rows_per_block, block_table, indices, sink, rope, scale)
     if use_reference():
-        result = reference.sparse_attention(
-            q,
-            new_rows,
-            ring,
-            ring_slot,
-            cu_seqlens,
-            start_pos,
-            lower,
-            window,
-            pages,
-            rows_per_block,
-            block_table,
-            indices,
-            sink,
-            rope,
-            scale,
-        )
+        result = reference.sparse_attention(*arguments)
         return result if out is None else out.copy_(result)
-    if q.device.type != "cpu":
-        raise unsupported(
-            "mla_fp4.sparse_attention", q, "cpu, and the reference through kernel_core.using('reference')"
-        )
+    if path := elsewhere("mla_fp4.sparse_attention", q, kernels=True, triton=True):
+        return _elsewhere(path, arguments, out)
     if out is None:
         out = torch.empty(rows, heads, dim)
     native.sparse_attention(
@@ -139,6 +130,20 @@ def sparse_attention(
         packed,
     )
     return out
+
+
+def _elsewhere(path: str, arguments: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tensor:
+    q, _, ring, _, _, _, _, window, _, _, _, indices, _, rope, _ = arguments
+    if path == "triton":
+        from mla_fp4 import triton_attention
+
+        return triton_attention.sparse_attention(*arguments, out=out)
+    from mla_fp4.cuda import attention as cuda
+
+    if path == "cuda" and cuda.fits(q, ring, window, indices.shape[1], rope):
+        return cuda.sparse_attention(*arguments, out=out)
+    result = reference.sparse_attention(q.float(), *arguments[1:])
+    return result.to(q.dtype) if out is None else out.copy_(result)
 
 
 register_op(

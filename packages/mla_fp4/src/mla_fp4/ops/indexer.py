@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import mla_fp4.reference.indexer as reference
-from kernel_core import check, register_op, unsupported, use_reference
+from kernel_core import check, elsewhere, register_op, use_reference
 from mla_fp4.native import native
 
 _F32, _I32 = torch.float32, torch.int32
-_EXISTS = "cpu, and the reference through kernel_core.using('reference')"
 
 
 def _check(q, head_weights, pages, rows_per_block, block_table, cu_seqlens, visible) -> None:
-    check.tensor("q", q, dtype=_F32, shape=(None, None, None))
+    check.tensor("q", q, dtype=_F32 if q.is_cpu else (_F32, torch.bfloat16), shape=(None, None, None))
     rows, heads, dim = q.shape
     if heads == 0:
         check.require(False, "q", "0 heads", "at least one")
@@ -64,6 +65,7 @@ def index_topk(
     candidates: torch.Tensor | None = None,
     candidate_block: int = 8,
     publish_blocks: int = 0,
+    longest: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The k best compressed positions of every row, and optionally the best blocks of positions.
 
@@ -73,8 +75,12 @@ def index_topk(
     MXFP4 first, by the rule of the keys. Ties go to the lower position. A NaN score ranks as -inf, so it is chosen
     only where a row has no more than k positions; other rows and positions are not touched by it.
 
+    On an NVIDIA GPU the kernels take packed pages of a power of two keys, 128 channels, up to 64 heads, k up to 2048
+    and blocks of 8 positions; other shapes run in PyTorch's operators. The work grows with the M of the table there,
+    not with `visible`. Offsets and block ids are not checked there, as that would wait for the device.
+
     Args:
-        q: float32 [T, heads, D], already rotated.
+        q: float32 [T, heads, D], already rotated. On a GPU bfloat16 too.
         head_weights: float32 [T, heads].
         pages: uint8 [blocks, rows_per_block · (D/2 + D/32)] as `store_index` writes them, or float32
             [blocks, rows_per_block, D].
@@ -89,6 +95,7 @@ def index_topk(
         candidate_block: positions in a block, for `candidates` and `publish_blocks`.
         publish_blocks: also choose this many blocks by their largest visible score (ties to the lower id). The block
             of the newest visible position is always among them. Not together with `candidates`.
+        longest: no request has more rows; None stands for T. Sizes the launch on a GPU, never changes the result.
 
     Returns:
         indices: int32 [T, k], ascending, then -1.
@@ -111,8 +118,11 @@ def index_topk(
         return reference.index_topk(
             *arguments, k, candidates=candidates, candidate_block=candidate_block, publish_blocks=publish_blocks
         )
-    if q.device.type != "cpu":
-        raise unsupported("mla_fp4.index_topk", q, _EXISTS)
+    if path := elsewhere("mla_fp4.index_topk", q, kernels=True):
+        return _topk_elsewhere(
+            path, arguments, k, longest, candidates=candidates, candidate_block=candidate_block,
+            publish_blocks=publish_blocks,
+        )  # fmt: skip
     indices = torch.empty(rows, k, dtype=_I32)
     blocks = torch.empty(rows, publish_blocks, dtype=_I32) if publish_blocks else None
     native.index_topk(
@@ -139,18 +149,48 @@ def index_scores(
 ) -> torch.Tensor:
     """All scores that `index_topk` ranks, float32 [T, largest visible], -inf where a row does not see a position.
 
-    Arguments and errors are those of `index_topk`. For tests and analysis: the result grows with the context.
+    Arguments and errors are those of `index_topk`. For tests and analysis: the result grows with the context. On a GPU
+    it is as wide as the table reaches, M · rows_per_block, since the largest visible count is not known there.
     """
     arguments = (q, head_weights, pages, rows_per_block, block_table, cu_seqlens, visible)
     _check(*arguments)
     if use_reference():
         return reference.index_scores(*arguments)
-    if q.device.type != "cpu":
-        raise unsupported("mla_fp4.index_scores", q, _EXISTS)
+    if path := elsewhere("mla_fp4.index_scores", q, kernels=True, triton=True):
+        return _scores_elsewhere(path, arguments)
     width = max(0, int(visible.max())) if len(visible) else 0
     out = torch.empty(q.shape[0], width)
     native.index_scores(*_native_args(*arguments), out.data_ptr(), width)
     return out
+
+
+def _topk_elsewhere(
+    path: str, arguments: tuple[Any, ...], k: int, longest: int | None, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    from mla_fp4 import library
+    from mla_fp4.cuda import indexer as cuda
+
+    q, head_weights, pages, rows_per_block, *batch = arguments
+    table, cu_seqlens, visible = batch
+    keys, rows = (pages, rows_per_block, table), (cu_seqlens, visible)
+    sizes = (k, table.shape[1] * rows_per_block, options["candidate_block"], options["publish_blocks"])
+    if path == "cuda" and cuda.fits_scores(q, pages, rows_per_block) and cuda.fits_topk(*sizes, options["candidates"]):
+        return cuda.index_topk(q, head_weights, *keys, *rows, k, longest=longest, **options)
+    return library.index_topk(q.float(), head_weights, *keys, *rows, k, **options)
+
+
+def _scores_elsewhere(path: str, arguments: tuple[Any, ...]) -> torch.Tensor:
+    q, _, pages, rows_per_block, *_ = arguments
+    if path == "triton":
+        from mla_fp4 import triton_index
+
+        return triton_index.index_scores(*arguments)
+    from mla_fp4 import library
+    from mla_fp4.cuda import indexer as cuda
+
+    if path == "cuda" and cuda.fits_scores(q, pages, rows_per_block):
+        return cuda.index_scores(*arguments)
+    return library.index_scores(q.float(), *arguments[1:])
 
 
 def _registered_topk(*args, candidates=None, candidate_block=8, publish_blocks=0):

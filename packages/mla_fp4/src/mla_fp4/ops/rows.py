@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 import mla_fp4.reference.rows as reference
-from kernel_core import check, register_op, unsupported, use_reference
+from kernel_core import check, elsewhere, register_op, use_reference
 from mla_fp4.native import native
 from mla_fp4.ops.norm import check_norm_rope
 
 _F32 = torch.float32
-_EXISTS = "cpu, and the reference through kernel_core.using('reference')"
 
 # format -> number in csrc/cpu/rows.hpp, values that share a scale, bytes of d values
 _FORMATS = {
@@ -37,7 +36,8 @@ def kv_rows(
 
     Formats (values, then scales, row-contiguous): "main" E2M1 with an E4M3 scale for 16 values, D/2 + D/16 bytes;
     "window" E4M3 with a UE8M0 scale for 32, D + D/32 bytes; "index" E2M1 with a UE8M0 scale for 32, D/2 + D/32
-    bytes. Rotated channels are quantised like the others. The rules are those of `kernel_core.formats`.
+    bytes. Rotated channels are quantised like the others. The rules are those of `kernel_core.formats`. On an NVIDIA
+    GPU the kernel takes 32, 64, 128, 256 and 512 channels; other widths run in PyTorch's operators.
 
     Args:
         x: float32 [T, D], D a multiple of the format's group.
@@ -63,8 +63,14 @@ def kv_rows(
     check_norm_rope(x, weight, eps, rope, d)
     if use_reference():
         return reference.kv_rows(x, weight, eps, rope, format=format, quantize=quantize, round_bf16=round_bf16)
-    if x.device.type != "cpu":
-        raise unsupported("mla_fp4.kv_rows", x, _EXISTS)
+    if path := elsewhere("mla_fp4.kv_rows", x, kernels=True):
+        from mla_fp4.cuda import rows as cuda
+
+        if path == "cuda" and cuda.fits_kv_rows(x, weight, rope):
+            shape = {"width": row_bytes(d), "dtype": torch.uint8} if quantize else {"width": d, "dtype": _F32}
+            kind = number if quantize else _FLOAT32
+            return cuda.kv_rows(x, weight, eps, rope, number=kind, round_bf16=round_bf16, **shape)
+        return reference.kv_rows(x, weight, eps, rope, format=format, quantize=quantize, round_bf16=round_bf16)
     out = torch.empty(rows, row_bytes(d), dtype=torch.uint8) if quantize else torch.empty(rows, d)
     native.kv_rows(
         x.data_ptr(),
@@ -88,10 +94,12 @@ def store_main(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> 
     Args:
         rows: uint8 [T, row bytes] or float32 [T, D].
         pages: [blocks, rows per block, row], of the same dtype; changed.
-        slots: int64 [T], block · rows per block + offset; -1 skips the row. Of rows with one slot the last stays.
+        slots: int64 [T], block · rows per block + offset; -1 skips the row. Of rows with one slot the last stays, on a
+            GPU any of them.
 
     Raises:
-        ValueError: a dtype, shape or slot that does not fit; nothing is written then.
+        ValueError: a dtype, shape or slot that does not fit; nothing is written then. On a GPU slots are not checked,
+            as that would wait for the device; the kernel skips rows whose slot is out of range.
     """
     check.tensor("rows", rows, dtype=(torch.uint8, _F32), shape=(None, None))
     count, width = rows.shape
@@ -101,9 +109,9 @@ def store_main(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> 
     if use_reference():
         _check_slots(slots, capacity)
         return reference.store_main(rows, pages, slots)
-    if pages.device.type != "cpu":
-        raise unsupported("mla_fp4.store_main", pages, _EXISTS)
     size = width * rows.element_size()
+    if path := elsewhere("mla_fp4.store_main", pages, kernels=True):
+        return _store_elsewhere(path, rows, pages, slots, scale_bytes=0, rows_per_block=0, capacity=capacity)
     return native.store_rows(rows.data_ptr(), pages.data_ptr(), slots.data_ptr(), count, size, capacity)
 
 
@@ -113,11 +121,13 @@ def store_index(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, ro
     Args:
         rows: uint8 [T, D/2 + D/32] of `kv_rows(format="index")`, or float32 [T, D].
         pages: uint8 [blocks, rows_per_block · row bytes] or float32 [blocks, rows_per_block, D]; changed.
-        slots: int64 [T], block · rows_per_block + offset; -1 skips the row. Of rows with one slot the last stays.
+        slots: int64 [T], block · rows_per_block + offset; -1 skips the row. Of rows with one slot the last stays, on a
+            GPU any of them.
         rows_per_block: keys in a page.
 
     Raises:
-        ValueError: a dtype, shape or slot that does not fit; nothing is written then.
+        ValueError: a dtype, shape or slot that does not fit; nothing is written then. On a GPU slots are not checked,
+            as in `store_main`.
     """
     check.tensor("rows", rows, dtype=(torch.uint8, _F32), shape=(None, None))
     check.require(rows_per_block > 0, "rows_per_block", rows_per_block, "a positive number")
@@ -132,9 +142,12 @@ def store_index(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, ro
     if use_reference():
         _check_slots(slots, pages.shape[0] * rows_per_block)
         return reference.store_index(rows, pages, slots, rows_per_block)
-    if pages.device.type != "cpu":
-        raise unsupported("mla_fp4.store_index", pages, _EXISTS)
     scales = width // 17
+    if path := elsewhere("mla_fp4.store_index", pages, kernels=True):
+        capacity = pages.shape[0] * rows_per_block
+        return _store_elsewhere(
+            path, rows, pages, slots, scale_bytes=scales, rows_per_block=rows_per_block, capacity=capacity
+        )
     return native.store_split_rows(
         rows.data_ptr(),
         pages.data_ptr(),
@@ -145,6 +158,30 @@ def store_index(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, ro
         rows_per_block,
         pages.shape[0],
     )
+
+
+def _store_elsewhere(
+    path: str,
+    rows: torch.Tensor,
+    pages: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    scale_bytes: int,
+    rows_per_block: int,
+    capacity: int,
+) -> None:
+    from mla_fp4 import library
+    from mla_fp4.cuda import rows as cuda
+
+    if path == "cuda":
+        size = rows.shape[1] * rows.element_size()
+        return cuda.store_rows(
+            rows, pages, slots, code_bytes=size - scale_bytes, scale_bytes=scale_bytes, rows_per_block=rows_per_block,
+            capacity=capacity,
+        )  # fmt: skip
+    if rows_per_block:
+        return library.store_index(rows, pages, slots, rows_per_block)
+    return library.store_rows(rows, pages, slots)
 
 
 def _check_slots(slots: torch.Tensor, capacity: int) -> None:

@@ -18,10 +18,10 @@ def selected_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Selected keys of every row: float32 [T, K, D] (zeros where the index is -1), and bool [T, K]."""
     seen = indices >= 0
-    if not bool(seen.any()):  # there may be no page at all
+    if pages.shape[0] == 0 or block_table.shape[1] == 0:
         width = pages.shape[-1] if pages.is_floating_point() else formats.main_row_width(pages.shape[-1])
-        return torch.zeros(*indices.shape, width), seen
-    request, _ = row_requests(cu_seqlens, start_pos)
+        return torch.zeros(*indices.shape, width, device=pages.device), seen
+    request, _ = row_requests(cu_seqlens, start_pos, indices.shape[0])
     position = indices.long().masked_fill(~seen, 0)
     # table entries of unselected places are never used, whatever they hold
     block = block_table.long()[request[:, None], position // rows_per_block].masked_fill(~seen, 0)

@@ -65,20 +65,22 @@ def index_scores(
 def select_top(scores: torch.Tensor, counts: torch.Tensor, k: int) -> torch.Tensor:
     """The k best of the first counts[row] entries of each row, ties to the lower index, as int32 [rows, k] ascending.
 
-    NaN ranks as -inf. Rows with fewer entries end in -1.
+    NaN ranks as -inf. Rows with fewer entries end in -1. Reads nothing back from the device, as all of this half.
     """
     rows, width = scores.shape
+    device = scores.device
     if width == 0 or k == 0:
-        return torch.full((rows, k), -1, dtype=torch.int32)
+        return torch.full((rows, k), -1, dtype=torch.int32, device=device)
     ranked = torch.where(scores.isnan(), _NEVER, scores)
-    present = torch.arange(width) < counts.unsqueeze(1)
+    entry = torch.arange(width, device=device)
+    present = entry < counts.unsqueeze(1)
     taken = min(k, width)
     # the k-th best of what is present; where fewer are, every one of them
     bound = ranked.masked_fill(~present, _NEVER).topk(taken, dim=1).values[:, -1:]
     above, equal = present & (ranked > bound), present & (ranked == bound)
     chosen = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    order = torch.where(chosen, torch.arange(width), width).topk(taken, dim=1, largest=False).values.sort(dim=1).values
-    out = torch.full((rows, k), -1, dtype=torch.int32)
+    order = torch.where(chosen, entry, width).topk(taken, dim=1, largest=False).values.sort(dim=1).values
+    out = torch.full((rows, k), -1, dtype=torch.int32, device=device)
     out[:, :taken] = torch.where(order < width, order, -1).int()
     return out
 
@@ -86,17 +88,17 @@ def select_top(scores: torch.Tensor, counts: torch.Tensor, k: int) -> torch.Tens
 def publish_blocks(scores: torch.Tensor, visible: torch.Tensor, block: int, count: int) -> torch.Tensor:
     """The best `count` blocks by their largest visible score, the newest block always among them."""
     rows, width = scores.shape
+    device = scores.device
     blocks = -(-width // block)
-    padded = torch.full((rows, blocks * block), _NEVER)
-    padded[:, :width] = torch.where(scores.isnan() | (torch.arange(width) >= visible.unsqueeze(1)), _NEVER, scores)
+    padded = torch.full((rows, blocks * block), _NEVER, device=device)
+    hidden = torch.arange(width, device=device) >= visible.unsqueeze(1)
+    padded[:, :width] = torch.where(scores.isnan() | hidden, _NEVER, scores)
     best = padded.view(rows, blocks, block).amax(-1)
     present = -(-visible // block)
     newest = select_top(best, (present - 1).clamp(min=0), count - 1)
-    out = torch.cat([newest, torch.full((rows, 1), -1, dtype=torch.int32)], dim=1)
-    kept = (out >= 0).sum(1)
-    some = (present > 0).nonzero().squeeze(1)
-    out[some, kept[some]] = (present[some] - 1).int()
-    return out
+    out = torch.cat([newest, torch.full((rows, 1), -1, dtype=torch.int32, device=device)], dim=1)
+    kept = (out >= 0).sum(1, keepdim=True)
+    return out.scatter_(1, kept, (present - 1).int().unsqueeze(1))  # -1 where a row has no block
 
 
 def index_topk(
@@ -120,21 +122,21 @@ def index_topk(
         if candidates is None:
             indices[rows] = select_top(scores, visible[rows], k)
         else:
-            indices[rows] = _among(scores, visible[rows], candidates[rows], candidate_block, k)
+            indices[rows] = among(scores, visible[rows], candidates[rows], candidate_block, k)
         if blocks is not None:
-            blocks[rows] = _publish(scores, visible[rows], candidate_block, publish_blocks)
+            blocks[rows] = publish_best(scores, visible[rows], candidate_block, publish_blocks)
     return indices, blocks
 
 
-_publish = publish_blocks
+publish_best = publish_blocks  # `index_topk` has an argument of the name
 
 
-def _among(scores: torch.Tensor, visible: torch.Tensor, candidates: torch.Tensor, block: int, k: int) -> torch.Tensor:
+def among(scores: torch.Tensor, visible: torch.Tensor, candidates: torch.Tensor, block: int, k: int) -> torch.Tensor:
     """`select_top` over the visible positions of the candidate blocks, gathered next to each other."""
-    positions = (candidates.long().unsqueeze(-1) * block + torch.arange(block)).flatten(1)
+    positions = (candidates.long().unsqueeze(-1) * block + torch.arange(block, device=scores.device)).flatten(1)
     inside = (candidates >= 0).repeat_interleave(block, dim=1) & (positions < visible.unsqueeze(1))
     if scores.shape[1] == 0:
-        return torch.full((scores.shape[0], k), -1, dtype=torch.int32)
+        return torch.full((scores.shape[0], k), -1, dtype=torch.int32, device=scores.device)
     gathered = scores.gather(1, positions.clamp(0, scores.shape[1] - 1))
     chosen = select_top(gathered, inside.sum(1), k)  # ids ascend, so what is inside comes first
     return torch.where(chosen >= 0, positions.gather(1, chosen.clamp(min=0).long()), -1).int()

@@ -1,5 +1,5 @@
-// Sparse attention, the parts that are plain arithmetic and are tested on the host: which keys make a chunk, where a
-// key lies, how the producer walks, how partial softmaxes are merged.
+// Sparse attention in chunks of 128 keys, the parts that are plain arithmetic and are tested on the host: which keys
+// make a chunk, where a key lies, how partial softmaxes are merged.
 //
 // Chunk 0 holds the window: place i is position p - window + 1 + i. Chunk c > 0 holds places 128 (c - 1) .. 128 c - 1
 // of the index list. A place without a key is a row of zeros with score -inf. Nothing here depends on other rows, so a
@@ -13,7 +13,12 @@
 #include <cmath>
 #endif
 
-namespace mla_fp4::cuda {
+namespace mla_fp4::sm100 {
+
+using cuda::AttentionParams;
+
+inline constexpr int64_t kChunkKeys = 128;
+constexpr int64_t chunk_count(int64_t selected) { return 1 + (selected + kChunkKeys - 1) / kChunkKeys; }
 
 inline constexpr int kDim = 512, kRopeDim = 64, kTileKeys = 64, kTiles = kChunkKeys / kTileKeys;
 inline constexpr int kWindowRowBytes = 528, kMainRowBytes = 288;
@@ -66,30 +71,7 @@ KC_HD KeyRow selected_key(int32_t index, int32_t block, uint32_t rows_per_block,
 KC_HD int64_t window_offset(KeyRow row) { return static_cast<int64_t>(row & ~kNewRow) * kWindowRowBytes; }
 KC_HD int64_t main_offset(KeyRow row) { return static_cast<int64_t>(row) * kMainRowBytes; }
 
-// --- how the producer walks -----------------------------------------------------------------------------------------
-
-// Raw rows come in passes of 64 keys: all of a main row, or half the columns of a window row with all of its scales.
-struct Pass {
-  int chunk, tile, part;
-};
-KC_HD int pass_count(int first_chunk, int chunks) { return chunks * kTiles + (first_chunk == 0 ? kTiles : 0); }
-KC_HD Pass pass_at(int pass, int first_chunk) {
-  if (first_chunk == 0) {
-    if (pass < 2 * kTiles) return {0, pass / 2, pass % 2};
-    pass -= kTiles;
-  }
-  return {first_chunk + pass / kTiles, pass % kTiles, 0};
-}
-KC_HD bool pass_ends_tile(const Pass& p) { return p.chunk > 0 || p.part == 1; }
-
-// 16-byte units of a staged row, and the unit of the stored row that unit u of a pass is. Columns are dealt to two
-// halves of 256 and four slices of 64 in each: a window pass brings slices 2 part and 2 part + 1 of both halves.
-inline constexpr int kMainUnits = 18, kWindowUnits = 17;
-KC_HD int window_unit(int u, int part) { return u < 16 ? u / 8 * 16 + part * 8 + u % 8 : 32; }
-
-// Where a staged unit stands in a row's space: eight rows at one unit must meet eight different 16-byte columns of the
-// banks. Window rows are 17 units apart and do so anyhow; main rows, 18 apart, need every second group of four turned.
-KC_HD int staged_main_unit(int row, int u) { return u ^ (row >> 2 & 1); }
+// --- the tile that rows become ---------------------------------------------------------------------------------------
 
 // A tile in shared memory is eight columns of swizzled atoms, 64 bfloat16 wide (kernel_core/cuda/wgmma.cuh). A lane
 // writes 16-byte pieces c = 0..7 of slices s = 0..3 of its key and half. `own` is piece 0 of slice 0: the swizzle is an
@@ -169,15 +151,14 @@ inline bool attention_fits(const AttentionParams& a) {
   const bool sizes = a.rows >= 0 && a.rows < kMany && a.heads > 0 && a.batch >= (a.rows > 0) && a.window > 0 &&
                      a.window <= kChunkKeys && a.ring_rows >= a.window && a.slots > 0 &&
                      a.slots < kMany / a.ring_rows && a.selected >= 0 && a.selected < 1 << 20 && a.rows_per_block > 0 &&
-                     a.rows_per_block < kMany && a.blocks >= 0 && a.blocks < 2 * kMany / a.rows_per_block &&
+                     a.rows_per_block < kMany && a.blocks >= 0 && a.blocks < kMany / a.rows_per_block &&
                      a.table_width >= 0 && a.table_width < kMany && a.rows * a.heads < kMany / 2;
-  const bool places = aligned16(a.q) && aligned16(a.out) && aligned16(a.new_rows) && aligned16(a.ring) &&
-                      aligned16(a.pages) && aligned16(a.rope);
+  const bool places =
+      aligned16(a.q) && aligned16(a.out) && aligned16(a.new_rows) && aligned16(a.ring) && aligned16(a.pages);
   const bool there =
       a.rows == 0 || (a.q && a.out && a.cu_seqlens && a.start_pos && a.new_rows && a.ring && a.ring_slot && a.lower &&
                       a.sink && a.rope && (a.selected == 0 || (a.indices && a.block_table)));
-  return sizes && places && there &&
-         (!attention_is_split(a.selected, a.splits) || (a.workspace && aligned16(a.workspace)));
+  return sizes && places && there;
 }
 
-}  // namespace mla_fp4::cuda
+}  // namespace mla_fp4::sm100
