@@ -36,6 +36,7 @@ app = typer.Typer(
 
 Model = Annotated[str | None, typer.Option(help="folder of a checkpoint, or v41-mini or v41-nano")]
 Threads = Annotated[int | None, typer.Option(min=1, help="threads of the kernels; default: all cores")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda for an NVIDIA GPU")]
 Reproducible = Annotated[
     bool, typer.Option("--reproducible/--no-reproducible", help="products in a fixed tile: no bit depends on the batch")
 ]
@@ -63,7 +64,7 @@ def generate(
     ] = None,
     regex: Annotated[str | None, typer.Option(help="regular expression that the whole text matches")] = None,
     lark: Annotated[str | None, typer.Option(help="Lark grammar of the text: a file or the grammar")] = None,
-    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    device: Device = "cpu",
     reproducible: Reproducible = True,
     threads: Threads = None,
     stats: Annotated[bool, typer.Option("--stats", help="print speed to standard error")] = False,
@@ -97,6 +98,7 @@ def serve(
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="reason unless a request says not to")
     ] = None,
+    device: Device = "cpu",
     reproducible: Reproducible = True,
     threads: Threads = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",

@@ -101,17 +101,30 @@ def _kernels() -> Iterator[Finding]:
 
 def _backends() -> Iterator[Finding]:
     try:
-        import torch
-
         import kernel_core
     except Exception as error:
         yield Finding("cpu", False, f"{type(error).__name__}: {error}")
         return
     yield Finding("cpu", True, f"measured; this processor runs {', '.join(kernel_core.available_isas())}")
-    seen = f"{torch.cuda.device_count()} device(s) here, but " if torch.cuda.is_available() else ""
-    for name, what in (("nvidia sm90", "rows, rings, attention, index"), ("nvidia sm100", "attention, index scores")):
-        yield Finding(name, None, f"{seen}no op uses it yet; compiled and never run: {what}")
+    yield _nvidia()
+    yield Finding("nvidia sm100", None, "compiled and never run: attention, index scores")
     yield Finding("ascend 950", None, "absent: there are no kernels for it")
+
+
+def _nvidia() -> Finding:
+    """What `--device cuda` would meet."""
+    import torch
+
+    from orchestrator.model.device import resolve_device
+
+    kernels = "kernels for rows, rings, attention and index, PyTorch's operators for the rest"
+    try:
+        resolve_device("cuda")
+    except ValueError as error:
+        there = torch.cuda.is_available()
+        why = str(error).split("here: ", 1)[-1]
+        return Finding("nvidia sm90", False if there else None, f"{why}; what there is: {kernels}", str(error))
+    return Finding("nvidia sm90", True, f"{torch.cuda.get_device_name()}: {kernels}")
 
 
 def _models() -> Iterator[Finding]:

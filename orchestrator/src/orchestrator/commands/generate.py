@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
 from orchestrator.commands.paths import find_model
 from orchestrator.commands.threads import use_threads
@@ -39,12 +40,11 @@ class GenerateOptions:
 
 def generate(options: GenerateOptions) -> int:
     """Print the continuation as it comes; returns the exit status."""
-    if options.device != "cpu":
-        raise UsageError(f"--device: got {options.device!r}, allowed is cpu (`fathom doctor` lists what works here)")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not prompt:
         raise UsageError("The prompt is empty; give some text, or - to read it from standard input")
     use_threads(options.threads)
+    check_device(options.device)
     _params(options, {})  # refuses bad values before a model is looked for
     folder = find_model(options.model)
     from orchestrator.text.sampling import sampling_defaults
@@ -53,7 +53,7 @@ def generate(options: GenerateOptions) -> int:
     from orchestrator.engine.llm import LLM
     from orchestrator.engine.request import Finished, Ready, TokenOutput
 
-    llm = LLM(folder, dense="fixed" if options.reproducible else "library")
+    llm = LLM(folder, dense="fixed" if options.reproducible else "library", device=options.device)
     began, first, tokens, ready = time.perf_counter(), 0.0, 0, None
     try:
         for event in llm.stream(prompt, params):

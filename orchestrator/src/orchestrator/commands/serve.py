@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
 from orchestrator.commands.paths import find_model
 from orchestrator.commands.threads import use_threads
@@ -32,6 +33,7 @@ class ServeOptions:
     requests_per_minute: float = 0.0
     tokens_per_minute: float = 0.0
     thinking: bool | None = None
+    device: str = "cpu"
     reproducible: bool = True
     threads: int | None = None
     log_level: str = "info"
@@ -40,6 +42,7 @@ class ServeOptions:
 def serve(options: ServeOptions) -> int:
     """Serve until interrupted; returns the exit status."""
     use_threads(options.threads)
+    check_device(options.device)
     keys = read_keys(options.api_key_file)
     settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     from orchestrator.server.run import make_server, open_socket
@@ -66,8 +69,9 @@ def serve(options: ServeOptions) -> int:
             max_model_len=options.max_context,
             max_step_tokens=max(EngineConfig.max_step_tokens, options.max_num_seqs),
             dense=dense,  # type: ignore[arg-type]
+            device=options.device,  # type: ignore[arg-type]
         )
-        model = load_model(folder, dense=config.dense)
+        model = load_model(folder, dense=config.dense, device=config.device)
         try:
             config.context(model.config)
         except ValueError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.model.config import BLOCK_TOKENS, ModelConfig
 from orchestrator.model.dense import DenseMode
+from orchestrator.model.device import DeviceName
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class EngineConfig:
     decoder_prefill: "bounded" computes decoder layers for the prompt's last tokens only, "exact" for all.
     quantised_caches: keep cache rows in the trained formats; False keeps float32 rows (for judging arithmetic).
     dense: "fixed" tile (a row's bits never depend on its batch) or "library" products on float32 copies.
+    device: "cpu", or "cuda" for an NVIDIA GPU: where the model is loaded and the caches are.
+    cuda_graphs: record decode steps as CUDA graphs; without meaning on a CPU.
     """
 
     max_num_seqs: int = 16
@@ -31,6 +34,8 @@ class EngineConfig:
     decoder_prefill: str = "bounded"
     quantised_caches: bool = True
     dense: DenseMode = "fixed"
+    device: DeviceName = "cpu"
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_waiting", "num_blocks", "max_step_tokens", "chunk_tokens"):
@@ -40,6 +45,8 @@ class EngineConfig:
             raise ValueError(f"decoder_prefill: got {self.decoder_prefill!r}, allowed are 'bounded' and 'exact'")
         if self.dense not in ("fixed", "library"):
             raise ValueError(f"dense: got {self.dense!r}, allowed are 'fixed' and 'library'")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device: got {self.device!r}, allowed are 'cpu' and 'cuda'")
         if self.max_step_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_step_tokens: got {self.max_step_tokens}, allowed is at least max_num_seqs ({self.max_num_seqs}), "

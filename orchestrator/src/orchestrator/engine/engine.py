@@ -12,6 +12,7 @@ import torch
 from kernel_core.check import require
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.grammar import GrammarCompiler, Matcher
+from orchestrator.engine.graphs import DecodeGraphs
 from orchestrator.engine.pool import IdPool
 from orchestrator.engine.request import EngineFull, Event, Finished, FinishReason, Ready, SamplingParams, TokenOutput
 from orchestrator.engine.runner import Runner
@@ -28,7 +29,7 @@ from swa_replay import plan_decoder_tail
 
 @dataclass
 class EngineStats:
-    """Counters since the start; times in seconds."""
+    """Counters since the start; times in seconds. On a GPU `model_seconds` is what starting the work takes."""
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -44,8 +45,9 @@ class Engine:
 
     `tokenizer` is needed for text, stop strings and grammars; without it events carry token ids alone.
 
-    A step has ended on the device before the next is planned, and requests come and go between steps only. So blocks
-    and slots are free the moment they are given back, and no step in flight can still read them.
+    A step has ended on the device before the next is planned (a GPU runs them in order), and requests come and go
+    between steps only. So blocks and slots are free the moment they are given back: no step in flight can still read
+    them before the one that writes them anew.
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class Engine:
         vocab = model.config.vocab_size
         if tokenizer is not None:
             require(tokenizer.vocab_size == vocab, "tokenizer", f"{tokenizer.vocab_size} ids", f"{vocab}, as the model")
+        where = model.device.type
+        require(self.config.device == where, "device", repr(self.config.device), f"{where!r}, where the model is")
         self.context = self.config.context(model.config)
         self.cache = CachePools(
             model.config,
             self.config.num_blocks + 1,
             self.config.max_num_seqs + 1,
             quantised=self.config.quantised_caches,
+            device=model.device,
         )
         self.scheduler = Scheduler(
             IdPool(self.config.num_blocks + 1, "cache blocks"),
@@ -69,9 +74,12 @@ class Engine:
             self.config.max_step_tokens,
             self.config.chunk_tokens,
         )
-        self.runner = Runner(model, self.cache)
+        graphs = None
+        if self.config.cuda_graphs and model.device.type == "cuda":
+            graphs = DecodeGraphs(model, self.cache, largest=self.config.max_num_seqs, context=self.context)
+        self.runner = Runner(model, self.cache, graphs)
         eos = {model.config.eos_token_id, *(() if tokenizer is None else tokenizer.eos_ids)}
-        self.sampler = Sampler(vocab, tuple(sorted(eos)))
+        self.sampler = Sampler(vocab, tuple(sorted(eos)), model.device)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
         self.stats = EngineStats()
         self._sequences: dict[str, Sequence] = {}

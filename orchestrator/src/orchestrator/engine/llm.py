@@ -47,7 +47,7 @@ class LLM:
 
     Args:
         model: folder of a checkpoint (`config.json`, safetensors, `tokenizer.json`).
-        options: fields of `EngineConfig`, for instance ``max_num_seqs=32``.
+        options: fields of `EngineConfig`, for instance ``max_num_seqs=32`` or ``device="cuda"``.
 
     Example:
         >>> from orchestrator import LLM, SamplingParams
@@ -61,7 +61,7 @@ class LLM:
 
         config = EngineConfig(**options)
         self.tokenizer = load_tokenizer(model)
-        self.engine = Engine(load_model(model, dense=config.dense), self.tokenizer, config)
+        self.engine = Engine(load_model(model, dense=config.dense, device=config.device), self.tokenizer, config)
         self._ids = count()
         self._inboxes: dict[str, deque[Event]] = {}  # one for each request that somebody reads
 

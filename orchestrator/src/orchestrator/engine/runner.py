@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from orchestrator.engine.graphs import DecodeGraphs
 from orchestrator.engine.scheduler import Step
 from orchestrator.engine.sequence import Sequence
-from orchestrator.model.batch import Chunk, StepBatch
+from orchestrator.model.batch import LOOK_BACK, Chunk, StepBatch
 from orchestrator.model.cache import CachePools
 from orchestrator.model.record import StepRecorder
 from orchestrator.model.transformer import Transformer
 
-_LOOK_BACK = 3  # tokens before a chunk that Engram hashes with its first
-
 
 class Runner:
-    def __init__(self, model: Transformer, cache: CachePools) -> None:
-        self.model, self.cache = model, cache
+    """`graphs` runs the decode steps that it can; None runs every step eagerly."""
+
+    def __init__(self, model: Transformer, cache: CachePools, graphs: DecodeGraphs | None = None) -> None:
+        self.model, self.cache, self.graphs = model, cache, graphs
 
     @torch.inference_mode()
     def run(self, step: Step) -> tuple[torch.Tensor, list[Sequence]]:
@@ -33,9 +34,14 @@ class Runner:
             self.cache.load_slot(sequence.slot, state)
             sequence.parked = None
         if not step.work:
-            return torch.empty(0, self.model.config.vocab_size), []
-        batch = StepBatch.build([_chunk(s, n) for s, n in step.work], self.model.ratios)
+            return torch.empty(0, self.model.config.vocab_size, device=self.model.device), []
+        chunks = [_chunk(s, n) for s, n in step.work]
         recorders = {i: s.recorder for i, (s, _) in enumerate(step.work) if s.recorder is not None}
+        if self.graphs is not None and not recorders:
+            replayed = self.graphs.run(chunks)
+            if replayed is not None:
+                return replayed, [sequence for sequence, _ in step.work]
+        batch = StepBatch.build(chunks, self.model.ratios)
         logits = self.model.forward(batch, self.cache, StepRecorder(recorders) if recorders else None)
         return logits, [step.work[i][0] for i in batch.logit_chunks]
 
@@ -53,7 +59,7 @@ def _chunk(sequence: Sequence, count: int) -> Chunk:
         start=start,
         slot=sequence.slot,
         blocks=sequence.blocks,
-        history=sequence.tokens[max(0, start - _LOOK_BACK) : start],
+        history=sequence.tokens[max(0, start - LOOK_BACK) : start],
         decoder_lower=sequence.decoder_lower,
         logits="all" if prompt_rows else "last" if end == len(sequence.tokens) else "none",
     )

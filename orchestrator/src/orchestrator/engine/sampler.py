@@ -24,10 +24,10 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """`eos` are the model's end-of-text ids."""
+    """`eos` are the model's end-of-text ids; logits come on `device`, and only tokens go to the host."""
 
-    def __init__(self, vocab_size: int, eos: tuple[int, ...]) -> None:
-        self.eos = eos
+    def __init__(self, vocab_size: int, eos: tuple[int, ...], device: torch.device | None = None) -> None:
+        self.eos, self._device = eos, device or torch.device("cpu")
         self._mask_width = -(-vocab_size // 32)
         self._batch: list[Sequence] = []
         self._settings: tuple[torch.Tensor | None, ...] = ()
@@ -43,22 +43,30 @@ class Sampler:
         self._hold_ends(logits, sequences)
         alternatives = self._alternatives(logits, sequences)
         temperature, top_p, top_k, seeds = self._settings_of(sequences)
-        positions = torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64)
-        tokens, logprobs = dspark_kernels.sample(logits, temperature, top_p, top_k, seeds, positions)
+        positions = self._there(torch.tensor([len(s.tokens) for s in sequences], dtype=torch.int64))
+        sampled = dspark_kernels.sample(logits, temperature, top_p, top_k, seeds, positions)
+        tokens, logprobs = sampled if logits.is_cpu else _fetched(*sampled)
         return [
             Sample(token, logprob, alternatives.get(i, ()), errors.get(i) or (_NO_DISTRIBUTION if token < 0 else None))
             for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
         ]
 
+    def _there(self, values: torch.Tensor) -> torch.Tensor:
+        """Host values on the logits' device, without waiting for it."""
+        if self._device.type == "cpu":
+            return values
+        return values.pin_memory().to(self._device, non_blocking=True)
+
     def _settings_of(self, sequences: list[Sequence]) -> tuple[torch.Tensor | None, ...]:
         """Temperature, top-p, top-k (None if all are off) and seed of each row; kept while the batch stays the same."""
         if sequences != self._batch:
             params = [s.params for s in sequences]
+            filters = any(p.top_k for p in params)
             self._settings = (
-                torch.tensor([p.temperature for p in params], dtype=torch.float32),
-                torch.tensor([max(p.top_p, _LEAST_TOP_P) for p in params], dtype=torch.float32),
-                torch.tensor([p.top_k for p in params], dtype=torch.int32) if any(p.top_k for p in params) else None,
-                torch.tensor([s.seed for s in sequences], dtype=torch.int64),
+                self._there(torch.tensor([p.temperature for p in params], dtype=torch.float32)),
+                self._there(torch.tensor([max(p.top_p, _LEAST_TOP_P) for p in params], dtype=torch.float32)),
+                self._there(torch.tensor([p.top_k for p in params], dtype=torch.int32)) if filters else None,
+                self._there(torch.tensor([s.seed for s in sequences], dtype=torch.int64)),
             )
             self._batch = sequences
         return self._settings
@@ -75,7 +83,8 @@ class Sampler:
                 except RuntimeError as error:
                     errors[i] = str(error)
                     bit_row.fill(-1)
-            dspark_kernels.apply_token_mask(logits, torch.from_numpy(bits), torch.tensor(rows, dtype=torch.int64))
+            masks, where = torch.from_numpy(bits), torch.tensor(rows, dtype=torch.int64)
+            dspark_kernels.apply_token_mask(logits, self._there(masks), self._there(where))
         return errors
 
     def _hold_ends(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
@@ -104,3 +113,9 @@ class Sampler:
             wanted = list(zip(row_ids, row_logprobs, strict=True))[: sequences[i].params.logprobs]
             found[i] = tuple(pair for pair in wanted if pair[0] >= 0)  # a grammar may leave fewer tokens than wanted
         return found
+
+
+def _fetched(tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both on the host, in one copy: the place where a step waits for the GPU."""
+    both = torch.stack((tokens.double(), logprobs.double())).cpu()  # ids are exact, as they are far below 2^53
+    return both[0].long(), both[1].float()

@@ -73,8 +73,9 @@ class Attention:
             gate = self.compressor_gate(x)
             tail = cache.tails[self.layer]
             latent = mla_fp4.compress(
-                latent, gate, tail, batch.slots, batch.encoder.cu_seqlens, batch.encoder.start_pos
-            )
+                latent, gate, tail, batch.slots, batch.encoder.cu_seqlens, batch.encoder.start_pos,
+                groups=batch.group_positions[self.ratio].shape[0],
+            )  # fmt: skip
         if latent.shape[0] == 0:
             return
         latent = mla_fp4.norm_rope(latent, self.compressor_norm, self.eps, None, out=latent)
@@ -189,6 +190,7 @@ class Attention:
             candidates=selection.candidates if config.uses_candidates(self.layer) else None,
             candidate_block=config.candidate_block_size,
             publish_blocks=config.candidate_topk_blocks if publishes else 0,
+            longest=rows.longest,
         )
         if publishes:
             selection.candidates = blocks

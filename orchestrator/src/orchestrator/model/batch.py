@@ -9,6 +9,9 @@ import torch
 
 from orchestrator.model.config import BLOCK_TOKENS
 
+LOOK_BACK = 3  # tokens before a chunk that Engram hashes with its first
+NO_TOKEN = -1  # in a history: before the sequence, or inside an image
+
 
 @dataclass
 class Chunk:
@@ -51,6 +54,7 @@ class Rows:
 
     `cu_seqlens` int32 [B + 1], `start_pos` int64 [B], `positions` int64 [T], `visible` ratio -> int32 [T] (number of
     compressed rows that a query may see), `lower` int64 [B] (window bound), `owner` int64 [T] (chunk of each row).
+    No request has more than `longest` rows.
     """
 
     cu_seqlens: torch.Tensor
@@ -59,6 +63,7 @@ class Rows:
     positions: torch.Tensor
     visible: dict[int, torch.Tensor]
     owner: torch.Tensor
+    longest: int
 
     @property
     def count(self) -> int:
@@ -71,6 +76,7 @@ class StepBatch:
 
     chunks: list[Chunk]
     tokens: torch.Tensor
+    history: torch.Tensor  # int64 [B, 3], ids before each chunk, the nearest first; -1 for none, or inside an image
     slots: torch.Tensor  # int32 [B]
     block_table: torch.Tensor  # int32 [B, M]
     encoder: Rows
@@ -135,6 +141,7 @@ class StepBatch:
         return StepBatch(
             chunks=chunks,
             tokens=torch.tensor([t for c in chunks for t in c.tokens], dtype=torch.int64),
+            history=torch.tensor([_before(c) for c in chunks], dtype=torch.int64).view(-1, LOOK_BACK),
             slots=torch.tensor([c.slot for c in chunks], dtype=torch.int32),
             block_table=torch.from_numpy(table),
             encoder=encoder,
@@ -168,4 +175,12 @@ def _rows(
         positions=torch.from_numpy(positions),
         visible=visible,
         owner=torch.from_numpy(owner),
+        longest=int(lengths.max(initial=0)),
     )
+
+
+def _before(chunk: Chunk) -> list[int]:
+    """Ids of the tokens before a chunk, the nearest first."""
+    images = chunk.history_is_image or [False] * len(chunk.history)
+    ids = [NO_TOKEN if image else token for token, image in zip(chunk.history, images, strict=True)]
+    return (ids[::-1] + [NO_TOKEN] * LOOK_BACK)[:LOOK_BACK]

@@ -36,7 +36,7 @@ class GlobalPool:
 
 @dataclass(frozen=True)
 class SlotState:
-    """One request's rings and tails, copied out of the pools (see `CachePools.save_slot`)."""
+    """One request's rings and tails, copied to the host (see `CachePools.save_slot`)."""
 
     rings: torch.Tensor
     tails: dict[int, torch.Tensor]
@@ -61,6 +61,7 @@ class CachePools:
         *,
         quantised: bool = True,
         draft_stages: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         if num_blocks < 2 or num_slots < 2:
             raise ValueError(
@@ -73,19 +74,19 @@ class CachePools:
             ratio = config.ratio(layer)
             rows = BLOCK_TOKENS // ratio
             if quantised:
-                main = torch.zeros(num_blocks, rows, config.main_row_bytes, dtype=torch.uint8)
-                index = torch.zeros(num_blocks, rows * config.index_row_bytes, dtype=torch.uint8)
+                main = torch.zeros(num_blocks, rows, config.main_row_bytes, dtype=torch.uint8, device=device)
+                index = torch.zeros(num_blocks, rows * config.index_row_bytes, dtype=torch.uint8, device=device)
             else:
-                main = torch.zeros(num_blocks, rows, config.head_dim)
-                index = torch.zeros(num_blocks, rows, config.index_head_dim)
+                main = torch.zeros(num_blocks, rows, config.head_dim, device=device)
+                index = torch.zeros(num_blocks, rows, config.index_head_dim, device=device)
             self.pools[layer] = GlobalPool(ratio, main, index)
             if ratio > 1:
-                self.tails[layer] = torch.zeros(num_slots, config.tail_rows, 2, config.head_dim)
+                self.tails[layer] = torch.zeros(num_slots, config.tail_rows, 2, config.head_dim, device=device)
         shape = (config.num_hidden_layers + draft_stages, num_slots, config.ring_rows)
         if quantised:
-            self.rings = torch.zeros(*shape, config.window_row_bytes, dtype=torch.uint8)
+            self.rings = torch.zeros(*shape, config.window_row_bytes, dtype=torch.uint8, device=device)
         else:
-            self.rings = torch.zeros(*shape, config.head_dim)
+            self.rings = torch.zeros(*shape, config.head_dim, device=device)
 
     @property
     def global_bytes_per_token(self) -> float:
@@ -99,7 +100,7 @@ class CachePools:
         return ring + sum(t[0].numel() * t.element_size() for t in self.tails.values())
 
     def save_slot(self, slot: int) -> SlotState:
-        return SlotState(self.rings[:, slot].clone(), {layer: t[slot].clone() for layer, t in self.tails.items()})
+        return SlotState(_kept(self.rings[:, slot]), {layer: _kept(t[slot]) for layer, t in self.tails.items()})
 
     def load_slot(self, slot: int, state: SlotState) -> None:
         self.rings[:, slot] = state.rings
@@ -107,9 +108,14 @@ class CachePools:
             self.tails[layer][slot] = tail
 
     def save_blocks(self, blocks: list[int]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        return {layer: (p.main[blocks], p.index[blocks]) for layer, p in self.pools.items()}
+        return {layer: (p.main[blocks].cpu(), p.index[blocks].cpu()) for layer, p in self.pools.items()}
 
     def load_blocks(self, blocks: list[int], saved: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
         for layer, (main, index) in saved.items():
-            self.pools[layer].main[blocks] = main
-            self.pools[layer].index[blocks] = index
+            pool = self.pools[layer]
+            pool.main[blocks], pool.index[blocks] = main.to(pool.main.device), index.to(pool.index.device)
+
+
+def _kept(values: torch.Tensor) -> torch.Tensor:
+    """A copy on the host."""
+    return values.clone() if values.is_cpu else values.cpu()

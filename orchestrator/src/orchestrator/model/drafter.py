@@ -204,4 +204,5 @@ def _block_rows(positions: torch.Tensor, size: int) -> Rows:
         positions=(positions.unsqueeze(1) + offsets).view(-1),
         visible={},
         owner=torch.arange(count).repeat_interleave(size),
+        longest=size,
     )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 import mhc_engram
-from orchestrator.model.batch import Chunk, StepBatch
+from orchestrator.model.batch import NO_TOKEN, StepBatch
 from orchestrator.model.config import ModelConfig
 from orchestrator.model.dense import DenseMode, dense
 from orchestrator.model.engram_tables import EngramTables
 from orchestrator.model.weights import Engram as EngramWeights
-
-_NONE = -1  # a look-back slot before the sequence or inside an image
 
 
 class Engram:
@@ -45,14 +42,8 @@ class LookBack:
     def __init__(self, batch: StepBatch, tables: EngramTables) -> None:
         token_map = tables.token_map
         self.mapped = token_map.index_select(0, batch.tokens)
-        self.dead = torch.zeros(len(batch.tokens), dtype=torch.bool) if batch.is_image is None else batch.is_image
+        none = torch.zeros_like(batch.tokens, dtype=torch.bool)
+        self.dead = none if batch.is_image is None else batch.is_image
         self.cu_seqlens = batch.encoder.cu_seqlens
-        before = np.array([_before(chunk) for chunk in batch.chunks])
-        self.history = torch.from_numpy(np.where(before == _NONE, _NONE, token_map.numpy()[before]))
-
-
-def _before(chunk: Chunk) -> list[int]:
-    """Ids of the three tokens before a chunk, the nearest first."""
-    images = chunk.history_is_image or [False] * len(chunk.history)
-    ids = [_NONE if image else token for token, image in zip(chunk.history, images, strict=True)]
-    return (ids[::-1] + [_NONE] * 3)[:3]
+        before = batch.history
+        self.history = token_map[before.clamp(min=0)].masked_fill_(before == NO_TOKEN, NO_TOKEN)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.model.dense import DenseMode
+from orchestrator.model.device import moved, resolve_device
 from orchestrator.model.engram_tables import EngramTables
 from orchestrator.model.transformer import Transformer
 from orchestrator.model.weights import load_weights
 
 
-def load_model(path: str | Path, *, dense: DenseMode = "fixed") -> Transformer:
+def load_model(path: str | Path, *, dense: DenseMode = "fixed", device: str = "cpu") -> Transformer:
     """Read a checkpoint in the official layout and bind it to the kernels of this machine.
 
-    Raises `orchestrator.model.checkpoint` errors that name the file, the tensor and what to do.
+    `device` is "cpu" or "cuda". Raises ValueError where it cannot be used, and `orchestrator.model.checkpoint` errors
+    that name the file, the tensor and what to do.
     """
+    place = resolve_device(device)
     weights = load_weights(path)
-    return Transformer(weights, EngramTables.from_checkpoint(path, weights.config), mode=dense)
+    tables = EngramTables.from_checkpoint(path, weights.config)
+    return Transformer(moved(weights, place), moved(tables, place), mode=dense)

@@ -25,8 +25,8 @@ class Recorder:
 
     def add(self, key: str, rows: torch.Tensor, positions: torch.Tensor) -> None:
         if rows.shape[0]:
-            self._rows.setdefault(key, []).append(rows.clone())
-            self._rows.setdefault(f"{key}/positions", []).append(positions.clone())
+            self._rows.setdefault(key, []).append(rows.clone().cpu())
+            self._rows.setdefault(f"{key}/positions", []).append(positions.clone().cpu())
 
     def export(self) -> dict[str, torch.Tensor]:
         """Everything recorded so far, joined, in position order."""

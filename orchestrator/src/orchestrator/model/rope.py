@@ -40,19 +40,25 @@ class RopeTable:
 
     _CHUNK = 4096
 
-    def __init__(self, frequencies: torch.Tensor) -> None:
+    def __init__(self, frequencies: torch.Tensor, device: torch.device | None = None) -> None:
+        """`frequencies` on the CPU, where all rows are computed; the table lies on `device`."""
         self.frequencies = frequencies
-        self._table = torch.empty(0, 2 * frequencies.numel())
+        self._table = torch.empty(0, 2 * frequencies.numel(), device=device)
 
     def rows(self, positions: torch.Tensor, highest: int) -> torch.Tensor:
         """float32 [T, dim] for int64 `positions` [T], none above `highest`."""
+        self.reserve(highest)
+        return self._table.index_select(0, positions)
+
+    def reserve(self, highest: int) -> None:
+        """Make the rows up to `highest`. The table moves when it grows; one that was large enough stays where it is."""
         while self._table.shape[0] <= highest:
             self._grow()
-        return self._table.index_select(0, positions)
 
     def _grow(self) -> None:
         start = self._table.shape[0]
         size = max(self._CHUNK, start)  # doubles
         position = torch.arange(start, start + size, dtype=torch.float32)
         angle = (position[:, None] * self.frequencies[None, :]).double()  # the product is rounded to float32 first
-        self._table = torch.cat([self._table, torch.cat([angle.cos(), angle.sin()], dim=1).float()])
+        rows = torch.cat([angle.cos(), angle.sin()], dim=1).float()
+        self._table = torch.cat([self._table, rows.to(self._table.device)])

@@ -17,13 +17,13 @@ class Streams:
     """
 
     def __init__(self, config: ModelConfig, embedded: torch.Tensor) -> None:
-        count = embedded.shape[0]
+        count, device = embedded.shape[0], embedded.device
         self._config = config
         self._x = embedded.unsqueeze(1).repeat(1, config.hc_mult, 1)
-        self._pre = torch.zeros(count, config.hc_mult)
-        self._pre[:, 0] = 1.0
-        self._post = torch.empty(count, config.hc_mult)
-        self._comb = torch.empty(count, config.hc_mult, config.hc_mult)
+        self._pre = torch.zeros(count, config.hc_mult, device=device)
+        self._pre[:, 0].fill_(1.0)
+        self._post = torch.empty(count, config.hc_mult, device=device)
+        self._comb = torch.empty(count, config.hc_mult, config.hc_mult, device=device)
         self._pending: torch.Tensor | None = None
 
     def enter(self, hyper: HyperConnection, norm: torch.Tensor) -> torch.Tensor:

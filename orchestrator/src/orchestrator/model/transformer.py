@@ -15,15 +15,21 @@ from orchestrator.model.record import StepRecorder
 from orchestrator.model.rope import RopeTable, inverse_frequencies
 from orchestrator.model.streams import Streams
 from orchestrator.model.taps import Taps
+from orchestrator.model.transfer import to_device
 from orchestrator.model.weights import ModelWeights
 
 
 class Transformer:
-    """Weights bound to ops. Holds no request state: that is in `CachePools` and in the batch."""
+    """Weights bound to ops. Holds no request state: that is in `CachePools` and in the batch.
+
+    Attributes:
+        device: where weights are and everything is computed.
+    """
 
     def __init__(self, weights: ModelWeights, tables: EngramTables, *, mode: DenseMode = "fixed") -> None:
         config = weights.config
         self.config, self.weights, self.tables = config, weights, tables
+        self.device = weights.embed.device
         self.ratios = tuple(sorted({config.ratio(s) for s in config.kv_source_layer_ids}))
         layers = list(enumerate(weights.layers))
         self.attention = [Attention(config, i, w, mode) for i, w in layers]
@@ -31,7 +37,7 @@ class Transformer:
         self.engram = {i: Engram(config, i, w.engram, tables, mode) for i, w in layers if w.engram is not None}
         self.head = dense(weights.head, mode)
         rd = config.qk_rope_head_dim
-        self.rope_window_only = RopeTable(inverse_frequencies(rd, config.rope_theta))
+        self.rope_window_only = RopeTable(inverse_frequencies(rd, config.rope_theta), self.device)
         self.rope_compressed = RopeTable(
             inverse_frequencies(
                 rd,
@@ -40,8 +46,14 @@ class Transformer:
                 beta_fast=config.beta_fast,
                 beta_slow=config.beta_slow,
                 original_max_position=config.original_max_position_embeddings,
-            )
+            ),
+            self.device,
         )
+
+    def reserve_positions(self, count: int) -> None:
+        """Make the rotary rows of the first `count` positions, so that steps below it leave the tables in place."""
+        for table in (self.rope_window_only, self.rope_compressed):
+            table.reserve(count - 1)
 
     def forward(
         self,
@@ -52,8 +64,10 @@ class Transformer:
     ) -> torch.Tensor:
         """Compute a step: write its cache rows and return logits float32 [len(batch.logit_rows), vocab].
 
-        `taps`, a fresh one for each step, receives what the draft stages read.
+        `taps`, a fresh one for each step, receives what the draft stages read. A batch on the host is copied to the
+        model's device first. Nothing waits for a GPU but a recorder.
         """
+        batch = to_device(batch, self.device)
         config, first_decoder = self.config, self.config.encoder_layers
         rows, is_image = batch.encoder, batch.is_image
         streams = Streams(config, self.weights.embed[batch.tokens].float())
@@ -105,7 +119,7 @@ class Transformer:
     def _logits(self, streams: Streams, rows: Rows, batch: StepBatch, recorder: StepRecorder | None) -> torch.Tensor:
         wanted = batch.logit_rows
         if wanted.numel() == 0:
-            return torch.empty(0, self.config.vocab_size)
+            return torch.empty(0, self.config.vocab_size, device=self.device)
         if wanted.numel() < rows.count:
             streams.keep(wanted)
         logits = self.head(streams.collapse(self.weights.norm))
