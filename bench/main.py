@@ -38,11 +38,11 @@ console = Console()
 
 
 def run(argv: Sequence[str]) -> int:
-    """Entry for other programs: the exit status. A first word that is no command means `run`."""
+    """Entry for other programs: the exit status. A first word that is neither a command nor --help means `run`."""
     args = list(argv)
     if not args:
         args = ["--help"]
-    elif not args[0].startswith("-") and args[0] not in COMMANDS:
+    elif args[0] not in (*COMMANDS, "--help"):
         args.insert(0, "run")
     try:
         return app(args, prog_name="fathom bench", standalone_mode=False) or 0

@@ -178,3 +178,9 @@ def timed(runs):
 def test_help_and_mistakes(project, capsys, argv, status, words):
     assert main.run(argv) == status
     assert words in capsys.readouterr().out
+
+
+def test_options_alone_mean_run(capsys):
+    assert main.run(["--all", "--device", "nowhere"]) == 2
+    assert "--device" in capsys.readouterr().out
+    assert main.run(["--help"]) == 0
