@@ -8,7 +8,7 @@
 
 namespace mla_fp4::cuda {
 
-// cudaErrorInvalidValue where sizes or alignments do not fit (attention_tiles.cuh, attention_fits); nothing runs then.
+// cudaErrorInvalidValue where sizes or alignments do not fit (attention_keys.cuh, attention_fits); nothing runs then.
 // One CTA a multiprocessor takes groups in turn.
 cudaError_t attention_narrow(const AttentionParams& params, int64_t heads_of_cta, int64_t multiprocessors,
                              cudaStream_t stream);

@@ -7,7 +7,7 @@
 
 namespace mla_fp4::cuda {
 
-// cudaErrorInvalidValue where sizes or alignments do not fit (attention_tiles.cuh, attention_fits); nothing runs then.
+// cudaErrorInvalidValue where sizes or alignments do not fit (attention_keys.cuh, attention_fits); nothing runs then.
 // One CTA a multiprocessor takes rows in turn.
 cudaError_t attention_wide(const AttentionParams& params, int64_t multiprocessors, cudaStream_t stream);
 

@@ -71,7 +71,7 @@ int attend_sm100(void* const* pointers, const int64_t* numbers, float scale, boo
   a.rows = numbers[0], a.heads = numbers[1], a.batch = numbers[2], a.slots = numbers[3], a.ring_rows = numbers[4];
   a.window = numbers[5], a.blocks = numbers[6], a.rows_per_block = numbers[7], a.table_width = numbers[8];
   a.selected = numbers[9], a.scale = scale;
-  if (!attention_fits(a) || (pairs && a.heads % 128 != 0)) return 1;
+  if (!chunks_fit(a) || (pairs && a.heads % 128 != 0)) return 1;
   const CUtensorMap pool = {a.pages, a.blocks * a.rows_per_block, kMainRowBytes};
   pairs ? run<AttentionConfig<true>>(a, pool, numbers[10], workspace)
         : run<AttentionConfig<false>>(a, pool, numbers[10], workspace);

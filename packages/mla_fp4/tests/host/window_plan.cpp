@@ -120,7 +120,7 @@ bool fits(int64_t rows, int64_t heads, int64_t batch, int64_t slots, int64_t rin
 void attend_run(const uint16_t* q, const uint8_t* new_rows, const uint8_t* ring, int64_t ring_rows, int64_t start,
                 int64_t lower, int64_t window, int64_t first, int64_t rows, int ahead, float scale, const float* sink,
                 const float* rope, float* out) {
-  const RowPlace place = place_of(first, 0, start, lower, 0, window, ring_rows);
+  const RowPlace place = row_place(first, 0, start, lower, 0, window, ring_rows);
   const int64_t position = start + first;
   const int own = static_cast<int>(kc::ring_offset(position, kSlots));
   const int32_t known = known_positions(position, lower);

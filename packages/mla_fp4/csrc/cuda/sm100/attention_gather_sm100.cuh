@@ -55,7 +55,7 @@ struct RowCopies {
     const int64_t at = (chunk - 1) * kChunkKeys + key_of(pass, i);
     if (pass >= passes() || chunk == 0 || at >= a.selected) return -1;
     const int32_t index = __ldg(indices + at);
-    return index_in_reach(index, a.rows_per_block, a.table_width) ? index : -1;
+    return block_of(index, a).reached ? index : -1;
   }
 
   __device__ __forceinline__ KeyRow row_of(int pass, int i, int32_t index) const {
@@ -64,8 +64,8 @@ struct RowCopies {
       return window_key(place, key_of(pass, i), a.window, a.ring_rows);
     }
     if (index < 0) return kNoKey;
-    const uint32_t per_block = a.rows_per_block;
-    return selected_key(index, __ldg(table + static_cast<uint32_t>(index) / per_block), per_block, a.blocks);
+    const BlockOf in = block_of(index, a);
+    return selected_key(__ldg(table + in.slot), in.offset, a);
   }
 
   __device__ __forceinline__ void copy(int pass, const KeyRow (&mine)[2]) const {

@@ -55,7 +55,7 @@ int64_t attention_workspace_floats(int64_t rows, int64_t heads, int64_t selected
 
 cudaError_t attention_wide(const AttentionParams& a, int64_t splits, float* workspace, cudaStream_t stream,
                            bool pairs) {
-  if (!attention_fits(a)) return cudaErrorInvalidValue;
+  if (!chunks_fit(a)) return cudaErrorInvalidValue;
   if (is_split(a.selected, splits) && (workspace == nullptr || !aligned16(workspace))) return cudaErrorInvalidValue;
   if (a.rows == 0) return cudaSuccess;
   // Without a pool the map needs some row to point at, which nobody asks for.

@@ -7,7 +7,7 @@
 
 namespace mla_fp4::sm100 {
 
-// cudaErrorInvalidValue where sizes or alignments do not fit (attention_chunks_sm100.cuh, attention_fits); nothing runs
+// cudaErrorInvalidValue where sizes or alignments do not fit (attention_chunks_sm100.cuh, chunks_fit); nothing runs
 // then. `splits`: chunks of 128 keys that one CTA walks, 0 for all; where they are fewer than a row has, every chunk's
 // partial result goes to `workspace` (16-byte aligned) and a second kernel merges them. `pairs`: two CTAs share the
 // keys of 128 heads, where the heads allow it. The bits of `out` do not depend on `splits`.

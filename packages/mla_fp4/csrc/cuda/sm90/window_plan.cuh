@@ -57,15 +57,6 @@ KC_HD int32_t known_positions(int64_t position, int64_t lower) {
   return static_cast<int32_t>(n > kMany ? kMany : n < -kMany ? -kMany : n);
 }
 
-// row_place for every position of 64 bits.
-KC_HD RowPlace place_of(int64_t row, int64_t first_row, int64_t start, int64_t lower, int32_t slot, int64_t window,
-                        int64_t ring_rows) {
-  RowPlace p = row_place(row, first_row, start, lower, slot, window, ring_rows);
-  const int64_t first = start + row - first_row - window + 1;  // above -ring_rows
-  p.first_turn = kernel_core::cuda::ring_offset(first < 0 ? first + ring_rows : first, ring_rows);
-  return p;
-}
-
 // Weight 0 times infinity or NaN is NaN, so such a row may be in the ring only while every row at work sees it. Scale
 // bytes below 240 give neither.
 KC_HD bool word_is_wild(uint32_t w) { return (w & w << 1 & w << 2 & w << 3 & 0x80808080u) != 0; }

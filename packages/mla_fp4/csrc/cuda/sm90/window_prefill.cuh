@@ -288,7 +288,7 @@ __device__ __forceinline__ void prefill_block(const WindowParams& a, uint32_t sh
   } else {
     ptx::registers_grow<Config::kConsumerRegisters>();
     const RowPlace place =
-        place_of(run.first, request_row, start, lower, __ldg(a.ring_slot + run.request), a.window, a.ring_rows);
+        row_place(run.first, request_row, start, lower, __ldg(a.ring_slot + run.request), a.window, a.ring_rows);
     fill_ring(a, buffers, keys, place, warp - 4, lane);
     filled();
     Consumer(a, head0, thread - 128, shared).run(keys, run.rows);

@@ -134,27 +134,42 @@ def _score_and_select(
     rows, heads, _ = q.shape
     scratch = workspace(module.index_topk_workspace(rows, heads, width, k, _SCORE_BYTES), q.device)
     module.index_topk(
-        q=q.data_ptr(),
-        weights=head_weights.data_ptr(),
-        q_is_bf16=q.dtype is torch.bfloat16,
-        rows=rows,
-        heads=heads,
-        pages=keys.pages.data_ptr(),
-        blocks=keys.pages.shape[0],
-        rows_per_block=keys.rows_per_block,
-        block_table=keys.block_table.data_ptr(),
-        table_width=keys.block_table.shape[1],
-        cu_seqlens=cu_seqlens.data_ptr(),
-        batch=keys.block_table.shape[0],
-        visible=visible.data_ptr(),
-        longest_request=min(keys.longest, rows),
-        width=width,
+        **_problem(q, head_weights, keys, cu_seqlens, visible, width),
         k=k,
         out=out.data_ptr(),
         workspace=scratch.data_ptr(),
         workspace_bytes=scratch.numel(),
         stream=stream(q.device),
     )
+
+
+def _problem(
+    q: torch.Tensor,
+    head_weights: torch.Tensor,
+    keys: Keys,
+    cu_seqlens: torch.Tensor,
+    visible: torch.Tensor,
+    width: int,
+) -> dict[str, int]:
+    """What scoring is about, as the bindings name it."""
+    rows, heads, _ = q.shape
+    return {
+        "q": q.data_ptr(),
+        "weights": head_weights.data_ptr(),
+        "q_is_bf16": q.dtype is torch.bfloat16,
+        "rows": rows,
+        "heads": heads,
+        "pages": keys.pages.data_ptr(),
+        "blocks": keys.pages.shape[0],
+        "rows_per_block": keys.rows_per_block,
+        "block_table": keys.block_table.data_ptr(),
+        "table_width": keys.block_table.shape[1],
+        "cu_seqlens": cu_seqlens.data_ptr(),
+        "batch": keys.block_table.shape[0],
+        "visible": visible.data_ptr(),
+        "longest_request": min(keys.longest, rows),
+        "width": width,
+    }
 
 
 def _maxima_stride(width: int) -> int:
@@ -179,21 +194,7 @@ def _score(
     rows, heads, _ = q.shape
     scratch = workspace(module.index_score_workspace(rows, heads), q.device)
     module.index_score(
-        q=q.data_ptr(),
-        weights=head_weights.data_ptr(),
-        q_is_bf16=q.dtype is torch.bfloat16,
-        rows=rows,
-        heads=heads,
-        pages=keys.pages.data_ptr(),
-        blocks=keys.pages.shape[0],
-        rows_per_block=keys.rows_per_block,
-        block_table=keys.block_table.data_ptr(),
-        table_width=keys.block_table.shape[1],
-        cu_seqlens=cu_seqlens.data_ptr(),
-        batch=keys.block_table.shape[0],
-        visible=visible.data_ptr(),
-        longest_request=min(keys.longest, rows),
-        width=width,
+        **_problem(q, head_weights, keys, cu_seqlens, visible, width),
         candidates=0 if candidates is None else candidates.data_ptr(),
         candidates_width=0 if candidates is None else candidates.shape[1],
         candidate_block=candidate_block,
