@@ -87,7 +87,7 @@ struct Thread {
   std::string (*name)(void*) = nullptr;
   jmp_buf here;
   std::vector<std::vector<std::function<void()>>> copies{1};
-  std::vector<std::function<void()>> products;
+  std::vector<std::vector<std::function<void()>>> products{1};  // by group; the last is not committed
   std::vector<uint8_t*> written;  // in `unfenced`, since this thread's last fence
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
 };
@@ -177,7 +177,7 @@ void store(uint32_t to, T v) {
 
 void start() {
   running->kernel();
-  if (me->copies.size() > 1 || !me->copies[0].empty() || !me->products.empty()) fail("ends with work under way");
+  if (me->copies.size() > 1 || !me->copies[0].empty() || me->products.size() > 1 || !me->products[0].empty()) fail("ends with work under way");
   me->done = true;
   ++running->changes;
   for (;;) leave();
@@ -314,6 +314,7 @@ inline void ptx_ld_global_nc_v4_u32(uint32_t& x, uint32_t& y, uint32_t& z, uint3
 }
 
 namespace kernel_core::ptx {
+inline void prefetch_l2(const void*, uint32_t) {}
 
 inline uint32_t shared_address(const void*) { return kFirstShared; }
 inline void fail() { ::fail("ends itself"); }
@@ -399,14 +400,15 @@ inline void stmatrix_x4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_
 namespace kernel_core::wgmma {
 
 inline void fence() {}
-inline void commit() {}
+inline void commit() { me->products.emplace_back(); }
 template <int Count>
 void pin(float (&)[Count]) {}
 template <int Pending>
 void wait() {
-  static_assert(Pending == 0, "products are waited for together");
-  for (const auto& product : me->products) product();
-  me->products.clear();
+  while (me->products.size() > Pending + 1) {
+    for (const auto& product : me->products.front()) product();
+    me->products.erase(me->products.begin());
+  }
 }
 
 // Element (row, k) of an operand in shared memory.
@@ -450,7 +452,7 @@ struct Product {
         }
       }
     };
-    running->late_products ? me->products.push_back(product) : product();
+    running->late_products ? me->products.back().push_back(product) : product();
   }
   template <Major b, Major a = Major::k>
   static void ss(float (&d)[N / 2], uint64_t a_tile, uint64_t b_tile, int accumulate) {

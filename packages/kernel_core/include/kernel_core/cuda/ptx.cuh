@@ -149,6 +149,12 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t to, const void* from, uin
 
 // --- proxies, registers ---------------------------------------------------------------------------------------------
 
+// Brings `bytes` (a multiple of 16, as is the address) to the second-level cache.
+__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+}
+
 // Ordinary stores to shared memory become visible to wgmma and bulk copies: by the writer, before it signals.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

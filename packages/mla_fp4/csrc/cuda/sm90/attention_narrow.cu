@@ -7,7 +7,7 @@
 //                   P^T = e^(S^T - reference)    bfloat16, head by head, to shared memory
 //   every tile      O^T = O^T f + V_t^T P^T      16 products 64 x N x 16 a warpgroup; V^T is the same tile read across
 //
-// Shared memory for N = 32, bytes: two tiles 131072, Q 32768, P 8192, staging 37120, control 6000.
+// Shared memory for N = 32, bytes: two tiles 131072, Q 32768, P 8192, staging 37120, control 10000.
 #include "cuda/attention_narrow.hpp"
 
 #include "cuda/sm90/attention_output.cuh"
@@ -30,10 +30,9 @@ struct Config {
                             kStaging = kP + 2 * kHeadColumn,
                             kReferences = (kStaging + Producer<2>::kStagingBytes + 127) / 128 * 128,
                             kTops = kReferences + 2 * N * 4, kPairs = kTops + 2 * 4 * N * 4,
-                            kDenominators = kPairs + 2 * 32 * N * 4 * (N < 32) + 32 * N * 4 * (N == 32),
+                            kDenominators = kPairs + 2 * 32 * N * 4,
                             kMasks = kDenominators + 2 * N * 4, kFull = kMasks + 2 * 8, kFree = kFull + 2 * 8,
-                            kWeightsFull = kFree + 2 * 8, kWeightsFree = kWeightsFull + 2 * 8,
-                            kBytes = kWeightsFree + 2 * 8;
+                            kWeightsFull = kFree + 2 * 8, kBytes = kWeightsFull + 2 * 8;
   static_assert(kBytes <= 232448, "227 KiB");
   static constexpr int kConsumerBarrier = 1, kWarpgroupBarrier = 2;
   using Product = wgmma::Product<N>;
@@ -165,7 +164,6 @@ struct NarrowConsumer {
     if (thread < C::kHeads) follow(ptx::load_shared_f32(reference_address(buffer, thread)));
     scale_sums(f);
     multiply_values(buffer);
-    arrive(C::kWeightsFree + buffer * 8);
   }
 
   __device__ __forceinline__ uint32_t top_address(int warp, int head) const {
@@ -173,12 +171,12 @@ struct NarrowConsumer {
   }
   // Sums of two neighbouring keys: [group of eight keys][pair][head].
   __device__ __forceinline__ uint32_t pair_address(int group, int pair, int head) const {
-    return shared + C::kPairs + (((C::kHeads < 32 ? warpgroup : 0) * 32 + group * 4 + pair) * C::kHeads + head) * 4;
+    return shared + C::kPairs + ((warpgroup * 32 + group * 4 + pair) * C::kHeads + head) * 4;
   }
 
   // Scores to weights in shared memory. Sums of a head's weights run as in the wide kernel: neighbours first, then the
   // eight groups in order, then the four pairs.
-  __device__ __forceinline__ void weigh(float (&s)[kSums], uint32_t buffer, uint32_t turn, float (&f)[C::kOwn]) {
+  __device__ __forceinline__ void weigh(float (&s)[kSums], uint32_t buffer, float (&f)[C::kOwn]) {
     uint32_t mask;
     asm volatile("ld.shared.u32 %0, [%1];"
                  : "=r"(mask)
@@ -194,8 +192,8 @@ struct NarrowConsumer {
       for (int x = 4; x < 32; x *= 2) m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, x));
       if (thread % 32 < 4) ptx::store_shared_f32(top_address(thread / 32, head_of(n)), m);
     }
-    ptx::mbarrier_wait(shared + C::kWeightsFree + buffer * 8, turn ^ 1);
     meet_warpgroup();
+    // The tile was decoded into its buffer, so the other has read what stands at its weights' place.
     const uint32_t tile = shared + C::kP + buffer * C::kHeadColumn;
 #pragma unroll
     for (int n = 0; n < C::kOwn; ++n) {
@@ -245,7 +243,7 @@ struct NarrowConsumer {
     if (others_last && !ready) other_tile(tile - 1);
     multiply_scores(s, buffer, turn);
     if (others_last && ready) other_tile(tile - 1);
-    weigh(s, buffer, turn, f);
+    weigh(s, buffer, f);
     scale_sums(f);
     multiply_values(buffer);
   }
@@ -341,7 +339,6 @@ __global__ void __launch_bounds__(Config<N>::kThreads, 1)
       ptx::mbarrier_init(shared + C::kFull + i * 8, 8);
       ptx::mbarrier_init(shared + C::kFree + i * 8, 8);
       ptx::mbarrier_init(shared + C::kWeightsFull + i * 8, 4);
-      ptx::mbarrier_init(shared + C::kWeightsFree + i * 8, 4);
     }
     ptx::fence_barrier_init();
   }

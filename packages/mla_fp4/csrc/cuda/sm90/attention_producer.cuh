@@ -51,9 +51,14 @@ struct Producer {
     own = buffers.tiles + group * kTileBytes + tile_piece(warp * kProducerKeys + lane % 8, 0, lane / 8, 0);
   }
 
-  // The request of a row: the number of requests that end at or before it. Loads all under way together.
+  // The request of a row. In a step of one row a request, and where there is one request, the first guess is right;
+  // else it is the number of requests that end at or before the row.
   __device__ __forceinline__ uint32_t request_of(int row) const {
+    const int64_t guess = row < a.batch ? row : a.batch - 1;
+    const int begin = __ldg(a.cu_seqlens + guess), end = __ldg(a.cu_seqlens + guess + 1);
+    if (begin <= row && row < end) return static_cast<uint32_t>(guess);
     uint32_t ended = 0;
+#pragma unroll 1
     for (int64_t b = lane; b < a.batch; b += 32) ended += a.cu_seqlens[b + 1] <= row;
     return __reduce_add_sync(0xFFFFFFFF, ended);
   }
@@ -149,6 +154,7 @@ struct Producer {
     const int u = lane / 8;
     const uint32_t from = area + (kWindow ? staged_window(lane % 8) : staged_main(lane % 8));
     asm volatile("" : "+r"(own), "+r"(area), "+r"(lane), "+r"(warp));  // what follows from them needs no registers
+    const bool room = part == 0 && ptx::mbarrier_test(buffers.free + buffer() * 8, turn() ^ 1);  // known when needed
     ptx::cp_async_wait<0>();
     __syncwarp();
     Unit raw[4];
@@ -171,7 +177,7 @@ struct Producer {
     const uint32_t keys = exists;
     __syncwarp();  // all lanes have read before the next rows land
     refill();
-    if (part == 0) ptx::mbarrier_wait(buffers.free + buffer() * 8, turn() ^ 1);
+    if (part == 0 && !room) ptx::mbarrier_wait(buffers.free + buffer() * 8, turn() ^ 1);
     const uint32_t tile = own + (kGroups == 1 ? buffer() * kTileBytes : 0) + part * (4 * kColumnBytes);
     auto decode = [&](bool large) {
 #pragma unroll
@@ -200,13 +206,15 @@ struct Producer {
     if (!kWindow || part == 1) end(keys);
   }
 
-  // The passes of a batch, during which the next is found.
-  template <bool kWindow>
-  __device__ __forceinline__ void batch(int passes) {
+  // `row_at(n)`: the row of this CTA's n-th item, below 0 after the last. The passes of a batch are those during which
+  // the next batch is found: one step before each pass but the first, what is left of them before the last.
+  template <typename RowAt>
+  __device__ __forceinline__ void run(RowAt row_at) {
+    next_row = row_at(0), next_number = kWindowBatch;
+    bool nothing = true, window = false;  // a batch of one pass that decodes nothing comes first
     uint32_t block = kNoKey;
-    int steps = 0;  // one before each pass but the first, what is left of them before the last
 #pragma unroll 1
-    for (int pass = 0; pass < passes; ++pass) {
+    for (int pass = 0, passes = 1, steps = 0;;) {
       const bool last = pass + 1 == passes;
 #pragma unroll 1
       for (const int until = last || pass > 3 ? 3 : pass; steps < until; ++steps) {
@@ -218,38 +226,31 @@ struct Producer {
           find_row(block);
         }
       }
-      take<kWindow>(kWindow ? pass % 2 : 0, [&] {
-        const bool window = last ? next_number == kWindowBatch : kWindow;
-        const int tile = last ? 0 : kWindow ? (pass + 1) / 2 : pass + 1, part = !last && kWindow ? (pass + 1) % 2 : 0;
-        if (!last || next_row >= 0) fetch(window, last ? found : rows, tile, part);
-      });
-      if (!kWindow || pass % 2 == 1) ++tiles_done;
-    }
-  }
-
-  // `row_at(n)`: the row of this CTA's n-th item, below 0 after the last.
-  template <typename RowAt>
-  __device__ __forceinline__ void run(RowAt row_at) {
-    next_row = row_at(0), next_number = kWindowBatch;
-    uint32_t block = kNoKey;
-    find_index();
-    find_block(block);
-    find_row(block);
-    fetch(true, found, 0, 0);
-#pragma unroll 1
-    while (next_row >= 0) {
-      const bool window = next_number == kWindowBatch;
-      const int passes = walk().tiles_of(next_number) * (window ? 2 : 1);
+      const auto refill = [&] {
+        const bool is_window = last ? next_number == kWindowBatch : window;
+        const int tile = last ? 0 : window ? (pass + 1) / 2 : pass + 1, part = !last && window ? (pass + 1) % 2 : 0;
+        if (!last || next_row >= 0) fetch(is_window, last ? found : rows, tile, part);
+      };
+      if (nothing) {
+        refill();
+      } else if (window) {
+        take<true>(pass % 2, refill);
+      } else {
+        take<false>(0, refill);
+      }
+      tiles_done += !nothing && (!window || pass % 2 == 1);
+      if (!last) {
+        ++pass;
+        continue;
+      }
+      if (next_row < 0) break;
+      nothing = false, window = next_number == kWindowBatch;
+      passes = walk().tiles_of(next_number) * (window ? 2 : 1), pass = steps = 0;
       rows = found;
       if (next_number + 1 < walk().batches()) {
         ++next_number;
       } else {
         next_row = row_at(++rows_done), next_number = kWindowBatch;
-      }
-      if (window) {
-        batch<true>(passes);
-      } else {
-        batch<false>(passes);
       }
     }
     ptx::cp_async_wait<0>();

@@ -7,9 +7,11 @@
 //                   P = e^(S - reference)   to registers for the own half, to shared memory for the other's
 //   every tile      O = O f + P V_t         8 products 64 x 128 x 16
 //
-// A warpgroup multiplies the other's last tile while its own softmax runs, so the tensor unit has work in both phases.
+// A warpgroup's products with the other's last tile and for its own scores go to the tensor unit together. Products beside
+// a softmax were slower: both want the registers' ports (docs/kernels/mla_fp4.md, What was tried).
 //
-// CTAs stay and take rows in turn; a row's queries are fetched while the last row is finished.
+// CTAs stay and take rows in turn; a row's queries are fetched while the last row is finished, and are brought near while
+// it is worked on.
 //
 // Shared memory, bytes: Q 65536, two tiles 131072, P 16384, staging 18560, control 896: 232448, all that a CTA can
 // have. Registers: 512 threads start with 128 each; consumers take 192 (128 sums, 32 scores, 16 weights), producers
@@ -32,11 +34,11 @@ struct Config {
   static constexpr uint32_t kQ = 0, kK = kTileBytes, kP = kK + 2 * kTileBytes, kPTile = kHeads * 128,
                             kStaging = kP + 2 * kPTile, kControl = kStaging + Producer<1>::kStagingBytes,
                             kReferences = kControl, kMasks = kReferences + 2 * kHeads * 4, kFull = kMasks + 2 * 8,
-                            kFree = kFull + 2 * 8, kWeightsFull = kFree + 2 * 8, kWeightsFree = kWeightsFull + 2 * 8,
+                            kFree = kFull + 2 * 8, kWeightsFull = kFree + 2 * 8,
                             kBytes = kControl + 896;
-  static constexpr int kConsumerBarrier = 1, kWarpgroupBarrier = 2;
+  static constexpr int kConsumerBarrier = 1;
 };
-static_assert(Config::kBytes == 232448 && Config::kWeightsFree + 2 * 8 <= Config::kBytes, "227 KiB");
+static_assert(Config::kBytes == 232448 && Config::kWeightsFull + 2 * 8 <= Config::kBytes, "227 KiB");
 
 using Scores = wgmma::Product<64>;
 using Values = wgmma::Product<128>;
@@ -90,7 +92,7 @@ struct Consumer {
 
   // --- products ---
 
-  __device__ __forceinline__ void multiply_scores(float (&s)[32], uint32_t buffer, uint32_t turn) const {
+  __device__ __forceinline__ void begin_scores(float (&s)[32], uint32_t buffer, uint32_t turn) const {
     const uint64_t q = wgmma::k_major(shared + Config::kQ);
     const uint64_t k = wgmma::k_major(shared + Config::kK + buffer * kTileBytes);
     ptx::mbarrier_wait(shared + Config::kFull + buffer * 8, turn);
@@ -101,8 +103,6 @@ struct Consumer {
       Scores::ss<Major::k>(s, wgmma::advance(q, at), wgmma::advance(k, at), step > 0);
     }
     wgmma::commit();
-    wgmma::wait<0>();
-    wgmma::pin(s);
   }
 
   __device__ __forceinline__ uint64_t values(uint32_t buffer) const {
@@ -124,8 +124,8 @@ struct Consumer {
     denominator[0] = __fmul_rn(denominator[0], first), denominator[1] = __fmul_rn(denominator[1], second);
   }
 
-  // O += P V of the other warpgroup's tile, once its weights are there.
-  __device__ __forceinline__ void other_tile(uint32_t tile) {
+  // O += P V of the other warpgroup's tile, once its weights are there: begins, and ends.
+  __device__ __forceinline__ void begin_other(uint32_t tile) {
     const uint32_t buffer = tile & 1;
     ptx::mbarrier_wait(shared + Config::kWeightsFull + buffer * 8, tile >> 1 & 1);
     float f[2];
@@ -145,10 +145,11 @@ struct Consumer {
       Values::ss<Major::mn>(o[half], wgmma::advance(p, step * 32), value_step(v, half, step), 1);
     }
     wgmma::commit();
+  }
+  __device__ __forceinline__ void end_product(uint32_t buffer) {
     wgmma::wait<0>();
     pin_sums();
     arrive(Config::kFree + buffer * 8);
-    arrive(Config::kWeightsFree + buffer * 8);
   }
 
   __device__ __forceinline__ void multiply_own(const uint32_t (&p)[4][4], uint32_t buffer) {
@@ -158,9 +159,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 8; ++i) Values::rs<Major::mn>(o[i / 4], p[i % 4], value_step(v, i / 4, i % 4), 1);
     wgmma::commit();
-    wgmma::wait<0>();
-    pin_sums();
-    arrive(Config::kFree + buffer * 8);
+    end_product(buffer);
   }
 
   // --- softmax of an own tile ---
@@ -207,8 +206,8 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void publish(const uint32_t (&p)[4][4], uint32_t buffer, uint32_t turn) const {
-    ptx::mbarrier_wait(shared + Config::kWeightsFree + buffer * 8, turn ^ 1);
+  // The tile was decoded into its buffer, so the other has read what stands at its weights' place.
+  __device__ __forceinline__ void publish(const uint32_t (&p)[4][4], uint32_t buffer) const {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t tile = shared + Config::kP + buffer * Config::kPTile + row * 128;
 #pragma unroll
@@ -221,7 +220,6 @@ struct Consumer {
       for (int r = 0; r < 2; ++r) ptx::store_shared_f32(reference_address(buffer, r), reference[r]);
     }
     ptx::fence_proxy_async();
-    __syncwarp();
     arrive(Config::kWeightsFull + buffer * 8);
   }
 
@@ -232,21 +230,24 @@ struct Consumer {
     for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0;
   }
 
-  __device__ __forceinline__ void own_tile(uint32_t tile, bool others_last) {
+  template <bool kFirst>
+  __device__ __forceinline__ void own_tile(uint32_t tile) {
     asm volatile("" : "+r"(shared), "+r"(head_row), "+r"(column));  // addresses are cheaper than registers
-    const uint32_t buffer = tile & 1, turn = tile >> 1 & 1;
+    const uint32_t buffer = tile & 1;
     float s[32];
-    // Whichever can go first: waiting for this tile's keys while the other's weights are there would keep its buffer
-    // from being filled again. No bit depends on it; the four warps have to agree.
-    const bool ready = ptx::named_barrier_all(Config::kWarpgroupBarrier + warpgroup, 128,
-                                              ptx::mbarrier_test(shared + Config::kFull + buffer * 8, turn));
-    if (others_last && !ready) other_tile(tile - 1);
-    multiply_scores(s, buffer, turn);
-    if (others_last && ready) other_tile(tile - 1);
+    if (!kFirst) begin_other(tile - 1);
+    begin_scores(s, buffer, tile >> 1 & 1);
+    if (!kFirst) {
+      wgmma::wait<1>();
+      arrive(Config::kFree + (buffer ^ 1) * 8);
+    }
+    wgmma::wait<0>();
+    pin_sums();
+    wgmma::pin(s);
     uint32_t p[4][4];
     float f[2], sum[2];
     weigh(s, buffer, p, f, sum);
-    publish(p, buffer, turn);
+    publish(p, buffer);
     scale_sums(f[0], f[1]);
     denominator[0] = __fadd_rn(denominator[0], sum[0]), denominator[1] = __fadd_rn(denominator[1], sum[1]);
     multiply_own(p, buffer);
@@ -305,13 +306,25 @@ struct Consumer {
       ptx::cp_async_wait<0>();
       ptx::fence_proxy_async();
       meet();
+      if (next >= 0 && warpgroup + thread == 0) {
+        ptx::prefetch_l2(static_cast<const uint8_t*>(a.q) + static_cast<int64_t>(next) * kTileBytes, kTileBytes);
+      }
       clear();
       reference[0] = reference[1] = minus_infinity();
       denominator[0] = denominator[1] = 0;
 #pragma unroll 1
-      for (int t = (done + warpgroup) & 1; t < tiles; t += 2) own_tile(done + t, t > 0);
+      for (int t = (done + warpgroup) & 1; t < tiles; t += 2) {
+        if (t == 0) {
+          own_tile<true>(done);
+        } else {
+          own_tile<false>(done + t);
+        }
+      }
       const uint32_t last = done + tiles - 1;
-      if ((last & 1) != static_cast<uint32_t>(warpgroup)) other_tile(last);
+      if ((last & 1) != static_cast<uint32_t>(warpgroup)) {
+        begin_other(last);
+        end_product(last & 1);
+      }
       done += tiles;
       if (next >= 0) fetch_q(next);  // both warpgroups have all their scores: each has seen the other's last weights
       finish(item, item / items.tiles);
@@ -333,7 +346,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::mbarrier_init(shared + Config::kFull + i * 8, 8);
       ptx::mbarrier_init(shared + Config::kFree + i * 8, 8);
       ptx::mbarrier_init(shared + Config::kWeightsFull + i * 8, 4);
-      ptx::mbarrier_init(shared + Config::kWeightsFree + i * 8, 4);
     }
     ptx::fence_barrier_init();
   }
