@@ -88,7 +88,7 @@ struct Thread {
   jmp_buf here;
   std::vector<std::vector<std::function<void()>>> copies{1};
   std::vector<std::vector<std::function<void()>>> products{1};  // by group; the last is not committed
-  std::vector<uint8_t*> written;  // in `unfenced`, since this thread's last fence
+  std::vector<uint8_t*> written;                                // in `unfenced`, since this thread's last fence
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
 };
 
@@ -177,7 +177,8 @@ void store(uint32_t to, T v) {
 
 void start() {
   running->kernel();
-  if (me->copies.size() > 1 || !me->copies[0].empty() || me->products.size() > 1 || !me->products[0].empty()) fail("ends with work under way");
+  if (me->copies.size() > 1 || !me->copies[0].empty() || me->products.size() > 1 || !me->products[0].empty())
+    fail("ends with work under way");
   me->done = true;
   ++running->changes;
   for (;;) leave();

@@ -30,9 +30,9 @@ struct Config {
                             kStaging = kP + 2 * kHeadColumn,
                             kReferences = (kStaging + Producer<2>::kStagingBytes + 127) / 128 * 128,
                             kTops = kReferences + 2 * N * 4, kPairs = kTops + 2 * 4 * N * 4,
-                            kDenominators = kPairs + 2 * 32 * N * 4,
-                            kMasks = kDenominators + 2 * N * 4, kFull = kMasks + 2 * 8, kFree = kFull + 2 * 8,
-                            kWeightsFull = kFree + 2 * 8, kBytes = kWeightsFull + 2 * 8;
+                            kDenominators = kPairs + 2 * 32 * N * 4, kMasks = kDenominators + 2 * N * 4,
+                            kFull = kMasks + 2 * 8, kFree = kFull + 2 * 8, kWeightsFull = kFree + 2 * 8,
+                            kBytes = kWeightsFull + 2 * 8;
   static_assert(kBytes <= 232448, "227 KiB");
   static constexpr int kConsumerBarrier = 1, kWarpgroupBarrier = 2;
   using Product = wgmma::Product<N>;

@@ -7,11 +7,11 @@
 //                   P = e^(S - reference)   to registers for the own half, to shared memory for the other's
 //   every tile      O = O f + P V_t         8 products 64 x 128 x 16
 //
-// A warpgroup's products with the other's last tile and for its own scores go to the tensor unit together. Products beside
-// a softmax were slower: both want the registers' ports (docs/kernels/mla_fp4.md, What was tried).
+// A warpgroup's products with the other's last tile and for its own scores go to the tensor unit together. Products
+// beside a softmax were slower: both want the registers' ports (docs/kernels/mla_fp4.md, What was tried).
 //
-// CTAs stay and take rows in turn; a row's queries are fetched while the last row is finished, and are brought near while
-// it is worked on.
+// CTAs stay and take rows in turn; a row's queries are fetched while the last row is finished, and are brought near
+// while it is worked on.
 //
 // Shared memory, bytes: Q 65536, two tiles 131072, P 16384, staging 18560, control 896: 232448, all that a CTA can
 // have. Registers: 512 threads start with 128 each; consumers take 192 (128 sums, 32 scores, 16 weights), producers
@@ -34,8 +34,7 @@ struct Config {
   static constexpr uint32_t kQ = 0, kK = kTileBytes, kP = kK + 2 * kTileBytes, kPTile = kHeads * 128,
                             kStaging = kP + 2 * kPTile, kControl = kStaging + Producer<1>::kStagingBytes,
                             kReferences = kControl, kMasks = kReferences + 2 * kHeads * 4, kFull = kMasks + 2 * 8,
-                            kFree = kFull + 2 * 8, kWeightsFull = kFree + 2 * 8,
-                            kBytes = kControl + 896;
+                            kFree = kFull + 2 * 8, kWeightsFull = kFree + 2 * 8, kBytes = kControl + 896;
   static constexpr int kConsumerBarrier = 1;
 };
 static_assert(Config::kBytes == 232448 && Config::kWeightsFull + 2 * 8 <= Config::kBytes, "227 KiB");
