@@ -1,7 +1,9 @@
 """Dense products on weights as stored: FP8 with block scales, bfloat16 or float32.
 
-On an NVIDIA GPU PyTorch's operators run, on a float32 copy of the weight made at each call, as there are no kernels
-yet.
+On an NVIDIA GPU a kernel takes FP8 weights whose columns are a multiple of 64: they stream through registers, x stands
+for itself as three bfloat16 numbers, and sums are float32, so that the error is again that of a float32 product and a
+row's bits do not depend on the other rows. Other weights run in PyTorch's operators on a float32 copy made at each
+call.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import torch
 import kernel_core
 from kernel_core import check
 from mega_moe import library, reference
+from mega_moe.cuda import linear as cuda_linear
 from mega_moe.native import native
 
 _FORMATS = {torch.float8_e4m3fn: 1, torch.bfloat16: 2, torch.float32: 3}
@@ -51,7 +54,8 @@ def linear(
         or bfloat16 or float32 with scale None.
     out: float32 [T, o], optional, must not overlap the inputs.
     Returns float32 [T, o]. Every format is exact in float32 and sums are float32, so the error is that of a
-    float32 product. On a CPU a row does not depend on the other rows, on its place, or on the thread count.
+    float32 product. On a CPU a row does not depend on the other rows, on its place, or on the thread count; on an
+    NVIDIA GPU it does not where a kernel takes the weight.
     Raises ValueError for wrong shapes, dtypes or strides; NotImplementedError away from CPU and NVIDIA GPU.
     """
     # This runs dozens of times for every token: one cheap test, and the full checks only where it fails.
@@ -67,7 +71,10 @@ def linear(
         _explain(x, weight, scale, out, None)
     if kernel_core.use_reference():
         return out.copy_(reference.linear(x, weight, scale))
-    if kernel_core.elsewhere("mega_moe.linear", x):
+    where = kernel_core.elsewhere("mega_moe.linear", x, kernels=True)
+    if where == "cuda" and scale is not None and cuda_linear.fits(x, weight, scale, 1, out):
+        return cuda_linear.linear(x, weight, scale, out)
+    if where:
         result = library.linear(x, weight, scale)
         return result.contiguous() if given is None else out.copy_(result)
     native.linear(
@@ -111,7 +118,10 @@ def grouped_linear(
         _explain(x, weight, scale, out, 0)
     if kernel_core.use_reference():
         return out.copy_(reference.grouped_linear(x, weight, scale))
-    if kernel_core.elsewhere("mega_moe.grouped_linear", x):
+    where = kernel_core.elsewhere("mega_moe.grouped_linear", x, kernels=True)
+    if where == "cuda" and scale is not None and cuda_linear.fits(x, weight, scale, groups, out):
+        return cuda_linear.linear(x, weight, scale, out, groups)
+    if where:
         result = library.grouped_linear(x, weight, scale)
         return result.contiguous() if given is None else out.copy_(result)
     native.linear(

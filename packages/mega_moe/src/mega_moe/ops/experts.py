@@ -7,6 +7,8 @@ import torch
 import kernel_core
 from kernel_core import check
 from mega_moe import library, reference
+from mega_moe.cuda import experts as cuda_experts
+from mega_moe.cuda.layout import PackedExperts
 from mega_moe.native import native
 from mega_moe.weights import SharedExpert
 
@@ -25,6 +27,7 @@ def fused_experts(
     limit: float = 10.0,
     shared: SharedExpert | None = None,
     out: torch.Tensor | None = None,
+    packed: PackedExperts | None = None,
 ) -> torch.Tensor:
     """Sum over each token's experts of `W2 (silu(g) * u * weight)`, on MXFP4 weights as stored.
 
@@ -38,8 +41,10 @@ def fused_experts(
     Returns float32 [T, d]: slots are added in their order, then the shared expert, in float32. A row does not
     depend on other rows, on its place, or on the thread count. Rows without experts are zero.
     Raises ValueError for wrong shapes, dtypes, strides or an id outside [-1, E), before anything is written.
-    On an NVIDIA GPU PyTorch's operators run, as there are no kernels yet: a row may depend on how many rows it comes
-    with, and ids are not checked, as that would wait for the device.
+    packed: the same weights and shared expert by `mega_moe.cuda.layout.pack_experts`, for the kernels of SM90. They
+    round x and the gated rows to bfloat16 and sum in float32; a row's bits are its own. Without it, and on other
+    NVIDIA GPUs, PyTorch's operators run, and a row may depend on how many rows it comes with. On a GPU ids are not
+    checked, as that would wait for the device: a foreign id is an empty slot for the kernels.
     """
     # One cheap test for every call of every layer, and the full checks only where it fails.
     if not _plain(x, ids, weights, w13, s13, w2, s2, limit, shared, out):
@@ -53,7 +58,9 @@ def fused_experts(
         low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (-1, -1)
         check.require(low >= -1 and high < experts, "ids", f"{low} to {high}", f"-1 or an expert below {experts}")
         return out.copy_(reference.fused_experts(x, ids, weights, w13, s13, w2, s2, limit=limit, shared=shared))
-    if kernel_core.elsewhere("mega_moe.fused_experts", x):
+    if where := kernel_core.elsewhere("mega_moe.fused_experts", x, kernels=packed is not None):
+        if where == "cuda" and packed is not None and cuda_experts.fits(packed, x):
+            return cuda_experts.fused_experts(x, ids, weights, packed, limit=limit, out=given)
         result = library.fused_experts(x, ids, weights, w13, s13, w2, s2, limit=limit, shared=shared)
         return result if given is None else out.copy_(result)
     native.fused_experts(

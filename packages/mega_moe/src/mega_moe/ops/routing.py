@@ -7,6 +7,7 @@ import torch
 import kernel_core
 from kernel_core import check
 from mega_moe import reference
+from mega_moe.cuda import route as cuda_route
 from mega_moe.native import native
 
 
@@ -29,7 +30,7 @@ def route(
     single score undivided; a model with one expert a token has to know which it was trained with).
     A NaN logit ranks below every number: its expert is taken only where fewer than top_k others exist, and then
     the row's weights are NaN. Scores neither overflow for large logits nor reach 0 before a logit of -174.
-    On an NVIDIA GPU PyTorch's operators run, as there is no kernel yet.
+    On an NVIDIA GPU a kernel takes up to 1024 experts and 32 slots; beyond, PyTorch's operators run.
     Raises ValueError for wrong shapes, dtypes, top_k, or bias_vl without is_image (and the reverse).
     """
     check.tensor("logits", logits, dtype=torch.float32, shape=(None, None))
@@ -43,7 +44,10 @@ def route(
         check.tensor("bias_vl", bias_vl, dtype=torch.float32, shape=(experts,))
         check.tensor("is_image", is_image, dtype=torch.bool, shape=(tokens,))
         vl_pointer, image_pointer = bias_vl.data_ptr(), is_image.data_ptr()
-    if kernel_core.use_reference() or kernel_core.elsewhere("mega_moe.route", logits):
+    where = "library" if kernel_core.use_reference() else kernel_core.elsewhere("mega_moe.route", logits, kernels=True)
+    if where == "cuda" and cuda_route.fits_route(experts, top_k):
+        return cuda_route.route(logits, bias, top_k, bias_vl=bias_vl, is_image=is_image, routed_scale=routed_scale)
+    if where:
         return reference.route(logits, bias, top_k, bias_vl=bias_vl, is_image=is_image, routed_scale=routed_scale)
     ids = torch.empty((tokens, top_k), dtype=torch.int32)
     weights = torch.empty((tokens, top_k))

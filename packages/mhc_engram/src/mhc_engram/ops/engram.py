@@ -1,7 +1,7 @@
 """Engram: hashed n-gram rows of a large table, added to the streams through a gate.
 
-On an NVIDIA GPU all of it runs in PyTorch's operators, as there are no kernels yet. What stands in offsets, primes and
-row numbers is not checked there, as that would wait for the device.
+On an NVIDIA GPU all of it runs in kernels; a table may then lie in pinned host memory. What stands in offsets, primes
+and row numbers is not checked there, as that would wait for the device: a row that the table does not have gives NaN.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from kernel_core import elsewhere, register_op, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
-from mhc_engram import reference
+from mhc_engram import cuda, reference
 from mhc_engram.ops.native import native
 
 F32, I64 = torch.float32, torch.int64
@@ -53,7 +53,10 @@ def engram_rows(
     columns = primes.shape[0]
     require(columns > 0 and columns % orders == 0, "primes", columns, f"a multiple of {orders} orders")
     check_tensor("offsets", offsets, dtype=I64, shape=(columns,))
-    if use_reference() or elsewhere("mhc_engram.engram_rows", mapped):
+    where = "library" if use_reference() else elsewhere("mhc_engram.engram_rows", mapped, kernels=True)
+    if where == "cuda":
+        return cuda.engram_rows(mapped, dead, history, cu_seqlens, multipliers, primes, offsets, pad_mapped)
+    if where:
         return reference.engram_rows(mapped, dead, history, cu_seqlens, multipliers, primes, offsets, pad_mapped)
     out = torch.empty(T, columns, dtype=I64)
     # fmt: off
@@ -74,7 +77,8 @@ def engram_gather(
     """Looked-up rows side by side, float32 [T, C * dim] (exact, also in bfloat16); row -1 gives zeros.
 
     table float8_e4m3fn [R, dim]; scale uint8 [R, dim / 32], the exponent byte of 2^(b - 127) for 32 values;
-    rows int64 [T, C], each -1 or below R (ValueError otherwise, on a CPU).
+    rows int64 [T, C], each -1 or below R (ValueError otherwise, on a CPU). With rows on an NVIDIA GPU, table and
+    scale lie there too or both in pinned host memory, and only the rows asked for cross the link.
     """
     check_tensor("table", table, dtype=torch.float8_e4m3fn, shape=(None, None))
     R, dim = table.shape
@@ -84,7 +88,12 @@ def engram_gather(
     T, C = rows.shape
     if out is not None:
         check_tensor("out", out, dtype=F32, shape=(T, C * dim))
-    if elsewhere("mhc_engram.engram_gather", table):
+    where = elsewhere("mhc_engram.engram_gather", rows, kernels=True)
+    if not (table.is_cpu or table.device == rows.device):
+        require(False, "table", f"a tensor on {table.device}", f"{rows.device}, or pinned host memory")
+    if where == "cuda" and not use_reference() and cuda.fits_engram_gather(table, rows, out):
+        return cuda.engram_gather(table, scale, rows, out)
+    if where:
         value = reference.engram_gather(table, scale, rows)
         return value if out is None else out.copy_(value)
     bad = native.first_row_outside(rows.data_ptr(), T * C, R)
@@ -116,7 +125,10 @@ def engram_inject(
     check_tensor("qk_weight", qk_weight, dtype=F32, shape=(n, d))
     if dead is not None:
         check_tensor("dead", dead, dtype=torch.bool, shape=(T,))
-    if use_reference() or elsewhere("mhc_engram.engram_inject", X):
+    where = "library" if use_reference() else elsewhere("mhc_engram.engram_inject", X, kernels=True)
+    if where == "cuda" and cuda.fits_engram_inject(X, kv, qk_weight):
+        return cuda.engram_inject(X, kv, qk_weight, dead, eps)
+    if where:
         return reference.engram_inject(X, kv, qk_weight, dead, eps)
     mask = 0 if dead is None else dead.data_ptr()
     native.engram_inject(T, n, d, X.data_ptr(), kv.data_ptr(), qk_weight.data_ptr(), mask, eps)

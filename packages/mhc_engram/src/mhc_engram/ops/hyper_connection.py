@@ -3,7 +3,7 @@
 The coefficients of a sublayer come from the streams it starts with; its input is mixed with the `pre` of the
 sublayer before, so that update, coefficients, mixing and norm are one pass (`hc_step`).
 
-On an NVIDIA GPU all of it runs in PyTorch's operators, as there are no kernels yet.
+On an NVIDIA GPU one kernel runs whichever parts are asked for; a row's bits depend on that row alone there too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from kernel_core import elsewhere, register_op, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
-from mhc_engram import reference
+from mhc_engram import cuda, reference
 from mhc_engram.ops.native import native
 
 F32 = torch.float32
@@ -44,9 +44,15 @@ def hc_coefficients(
 
     Returns pre [T, n], post [T, n], comb [T, n, n], float32.
     """
-    T, d, library = _streams(X, "hc_coefficients")
+    T, d, where = _streams(X, "hc_coefficients")
     _check_parameters(X, d, fn, base, scale, iters)
-    if library:
+    if where == "cuda" and cuda.fits_hyper_connection(X, fn):
+        made = _empty_coefficients(T, X)
+        cuda.hyper_connection(
+            X, parameters=(fn, base, scale), coefficients=made, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters
+        )
+        return made
+    if where:
         return reference.hc_coefficients(X, fn, base, scale, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters)
     pre, post, comb = _empty_coefficients(T, X)
     # fmt: off
@@ -68,9 +74,13 @@ def hc_mix(
 
     X float32 [T, n, d]; pre float32 [T, n]; norm_weight float32 [d].
     """
-    T, d, library = _streams(X, "hc_mix")
+    T, d, where = _streams(X, "hc_mix")
     _check_mix(X, "pre", pre, norm_weight, out)
-    if library:
+    if where == "cuda" and cuda.fits_hyper_connection(X, norm_weight, out):
+        result = X.new_empty(T, d) if out is None else out
+        cuda.hyper_connection(X, pre_mix=pre, norm_weight=norm_weight, mixed=result, eps=eps)
+        return result
+    if where:
         return _into(out, reference.hc_mix(X, pre, norm_weight, eps))
     mixed = torch.empty(T, d, dtype=F32) if out is None else out
     weight = 0 if norm_weight is None else norm_weight.data_ptr()
@@ -86,9 +96,11 @@ def hc_update(X: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.
 
     X float32 [T, n, d]; y float32 [T, d]; post float32 [T, n]; comb float32 [T, n, n].
     """
-    T, d, library = _streams(X, "hc_update")
+    T, d, where = _streams(X, "hc_update")
     _check_update(X, y, post, comb)
-    if library:
+    if where == "cuda" and cuda.fits_hyper_connection(X, y):
+        return cuda.hyper_connection(X, update=(y, post, comb))
+    if where:
         return reference.hc_update(X, y, post, comb)
     # fmt: off
     native.hc_step(T, d, X.data_ptr(), y.data_ptr(), post.data_ptr(), comb.data_ptr(), 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0,
@@ -125,7 +137,7 @@ def hc_step(
     (pre, post, comb) where given: pre_mix, post and comb themselves may stand there, since they are read before.
     Otherwise no two arguments may share memory.
     """
-    T, d, library = _streams(X, "hc_step")
+    T, d, where = _streams(X, "hc_step")
     _check_parameters(X, d, fn, base, scale, iters)
     _check_mix(X, "pre_mix", pre_mix, norm_weight, out)
     if y is not None:
@@ -135,7 +147,23 @@ def hc_step(
     elif coefficients[0] is not pre_mix or coefficients[1] is not post or coefficients[2] is not comb or y is None:
         _check_coefficients(X, coefficients)
     pre, new_post, new_comb = coefficients
-    if library:
+    if where == "cuda" and cuda.fits_hyper_connection(X, y, fn, norm_weight, out):
+        x = X.new_empty(T, d) if out is None else out
+        cuda.hyper_connection(
+            X,
+            update=None if y is None or post is None or comb is None else (y, post, comb),
+            parameters=(fn, base, scale),
+            coefficients=coefficients,
+            pre_mix=pre_mix,
+            norm_weight=norm_weight,
+            mixed=x,
+            eps=eps,
+            norm_eps=norm_eps,
+            hc_eps=hc_eps,
+            iters=iters,
+        )
+        return x, pre, new_post, new_comb
+    if where:
         x, *values = reference.hc_step(
             X, y, post, comb, fn, base, scale, pre_mix, norm_weight,
             eps=eps, norm_eps=norm_eps, hc_eps=hc_eps, iters=iters,
@@ -153,14 +181,14 @@ def hc_step(
     return x, pre, new_post, new_comb
 
 
-def _streams(X: torch.Tensor, op: str) -> tuple[int, int, bool]:
-    """Tokens and channels of X after its checks, and whether PyTorch's operators run."""
+def _streams(X: torch.Tensor, op: str) -> tuple[int, int, str]:
+    """Tokens and channels of X after its checks, and what runs: "cuda", "library", or "" for the CPU code."""
     if X.dtype is not F32 or X.ndim != 3 or X.shape[1] != _STREAMS or not X.is_contiguous():
         check_tensor("X", X, dtype=F32, shape=(None, _STREAMS, None))
     T, _, d = X.shape
     if d == 0 or d % 16:
         require(False, "X", f"{d} channels", "a multiple of 16 channels")
-    return T, d, use_reference() or bool(elsewhere(f"mhc_engram.{op}", X))
+    return T, d, "library" if use_reference() else elsewhere(f"mhc_engram.{op}", X, kernels=True)
 
 
 def _float(argument: str, value: torch.Tensor, shape: tuple[int, ...], X: torch.Tensor) -> None:

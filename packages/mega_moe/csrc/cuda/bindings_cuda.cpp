@@ -1,0 +1,20 @@
+// The CUDA module: device pointers, sizes and a stream as integers. Nothing here waits for the device.
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+void bind_experts(py::module_& m);
+void bind_linear(py::module_& m);
+void bind_route(py::module_& m);
+
+PYBIND11_MODULE(_cuda, m) {
+#if defined(MEGA_MOE_CUDA_EXPERTS)
+  bind_experts(m);
+#endif
+#if defined(MEGA_MOE_CUDA_LINEAR)
+  bind_linear(m);
+#endif
+#if defined(MEGA_MOE_CUDA_ROUTE)
+  bind_route(m);
+#endif
+}

@@ -1,0 +1,1 @@
+"""The ops on an NVIDIA GPU: tensors to the pointers and sizes of the compiled module."""

@@ -1,0 +1,132 @@
+"""Routed and shared experts by the CUDA C++ kernels of SM90."""
+
+from __future__ import annotations
+
+import torch
+
+from kernel_core.check import require
+from kernel_core.cuda import aligned, cuda_module, multiprocessors, pointer, same_device, stream, workspace
+from mega_moe.cuda.layout import PackedExperts
+from mega_moe.cuda.layout_fp8 import PackedExpertsFp8
+from mega_moe.cuda.ranks import Ranks
+from mega_moe.cuda.route import permute
+
+TILES = (8, 16, 32, 64, 128)  # tokens of an expert that are multiplied at once
+CHAIN = (1, 2, 4, 8)  # gather, first product, second product, sum of slots: one launch each
+_MOST_EXPERTS = 512
+
+
+def fits(packed: PackedExperts, x: torch.Tensor) -> bool:
+    """Whether the device and the sizes are what the kernels are for."""
+    ninety = torch.cuda.get_device_capability(x.device)[0] == 9
+    return ninety and x.shape[1] == packed.d and packed.w13.shape[0] <= _MOST_EXPERTS and aligned(x)
+
+
+def token_tile(rows: int, experts: int) -> int:
+    """Tile for `rows` (tokens times slots) over `experts`: twice what an expert gets on average, so that most fit.
+
+    No bit of a result depends on it.
+    """
+    wanted = 2 * -(-rows // max(1, experts))
+    return next((tile for tile in TILES if tile >= wanted), TILES[-1])
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: PackedExperts | PackedExpertsFp8,
+    offsets: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    limit: float,
+    out: torch.Tensor | None = None,
+    tile: int | None = None,
+    variant: int = 0,
+    ctas: int | None = None,
+    chain: bool = False,
+    ranks: Ranks | None = None,
+) -> torch.Tensor:
+    """`mega_moe.fused_experts` on packed weights: x and hidden rows are bfloat16, sums float32.
+
+    x: bfloat16 or float32 [T, d] (rounded); out: the same dtype. offsets, rows: `mega_moe.cuda.route.permute` without
+    the shared expert. chain: the same work as four launches, for comparison. With PackedExpertsFp8 activations are E4M3
+    with a float32 scale for 128 channels of a row; there is no shared expert then, and token tiles have 128 rows.
+    ranks: experts of several ranks; all ranks launch at the same time, each with CTAs that fit on the device beside
+    the others', and offsets and rows are those of `mega_moe.cuda.ranks.number_rows`.
+    """
+    same_device(x, ids=ids, weights=weights, w13=packed.w13, w2=packed.w2, offsets=offsets, rows=rows, out=out)
+    tokens, d = x.shape
+    slots, count = ids.shape[1], packed.w13.shape[0]
+    result = torch.empty_like(x) if out is None else out
+    if tokens == 0 and ranks is None:
+        return result
+    module = cuda_module("mega_moe")
+    fp8 = packed if isinstance(packed, PackedExpertsFp8) else None
+    shared13, shared2 = (None, None) if isinstance(packed, PackedExpertsFp8) else (packed.shared13, packed.shared2)
+    shared = shared13 is not None
+    columns = TILES[-1] if fp8 else token_tile(tokens * slots, count) if tile is None else tile
+    require(columns in TILES, "tile", columns, f"one of {TILES}: tokens of experts at once")
+    everybody = tokens if ranks is None else ranks.everybody
+    sizes = module.experts_sizes(everybody, slots, d, packed.inter, count, shared, columns)
+    images, hidden, parts = (workspace(size, x.device) for size in sizes[:3])
+    require(sizes[3] <= packed.state.numel() * 4, "ids", list(ids.shape), "fewer rows")
+    table = None if ranks is None else ranks.table()  # read by the call
+    for part in CHAIN if chain else (sum(CHAIN),):
+        module.experts(
+            x=x.data_ptr(),
+            x_is_float=x.dtype is torch.float32,
+            tokens=tokens,
+            slots=slots,
+            d=d,
+            inter=packed.inter,
+            experts=count,
+            ids=ids.data_ptr(),
+            weights=weights.data_ptr(),
+            offsets=offsets.data_ptr(),
+            rows=rows.data_ptr(),
+            w13=packed.w13.data_ptr(),
+            w2=packed.w2.data_ptr(),
+            scale13=0 if fp8 is None else fp8.scale13.data_ptr(),
+            scale2=0 if fp8 is None else fp8.scale2.data_ptr(),
+            shared13=pointer(shared13),
+            shared2=pointer(shared2),
+            shared_format=1,
+            limit=limit,
+            out=result.data_ptr(),
+            out_is_float=result.dtype is torch.float32,
+            images=images.data_ptr(),
+            hidden=hidden.data_ptr(),
+            parts=parts.data_ptr() if ranks is None else ranks.parts[ranks.rank].data_ptr(),
+            state=packed.state.data_ptr(),
+            parts_of_work=part,
+            world=1 if ranks is None else len(ranks.x),
+            rank=0 if ranks is None else ranks.rank,
+            rows_of_rank=0 if ranks is None else ranks.rows_of_rank,
+            tables=0 if table is None else table.data_ptr(),
+            columns=columns,
+            variant=variant,
+            ctas=multiprocessors(x.device) if ctas is None else ctas,
+            stream=stream(x.device),
+        )
+    return result
+
+
+def fused_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: PackedExperts,
+    *,
+    limit: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`mega_moe.fused_experts`: sorts rows by expert, then one launch."""
+    offsets, rows = permute(ids, packed.w13.shape[0], shared=False)
+    return experts(x, ids, weights, packed, offsets, rows, limit=limit, out=out)
+
+
+def report(packed: PackedExperts | PackedExpertsFp8) -> list[int] | None:
+    """A wait that ran out of time: (which counter, target, seen, CTA); None where there was none. Synchronises."""
+    words = packed.state[4:8].tolist()
+    return [words[0] - 1000, *words[1:]] if words[0] else None

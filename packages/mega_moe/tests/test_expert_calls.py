@@ -1,0 +1,71 @@
+"""From the op to the compiled module, with CPU tensors in the place of a GPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernel_core
+import mega_moe
+from kernel_core.testing.bindings import FakeModule
+from mega_moe.cuda import choice, experts, layout
+
+CSRC = Path(__file__).parents[1] / "csrc" / "cuda"
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    module = FakeModule(CSRC, {"experts_sizes": (64, 64, 64, 64)})
+    monkeypatch.setattr(experts, "cuda_module", lambda _: module)
+    monkeypatch.setattr(experts, "stream", lambda _: 77)
+    monkeypatch.setattr(experts, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(experts, "fits", lambda *_: True)
+    order = torch.zeros(5, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
+    monkeypatch.setattr(experts, "permute", lambda *_, **__: order)
+    monkeypatch.setattr(kernel_core, "elsewhere", lambda _, __, kernels=False: "cuda" if kernels else "library")
+    return module
+
+
+def arguments(weights):
+    w13, s13 = (t.view(4, 512, -1) for t in weights.mxfp4(4 * 512, 256))
+    w2, s2 = (t.view(4, 256, -1) for t in weights.mxfp4(4 * 256, 256))
+    ids, gains = weights.routing(3, 4, 2)
+    return weights.normal(3, 256), ids, gains, w13, s13, w2, s2
+
+
+def test_packed_weights_choose_the_kernels(fake, weights):
+    given = arguments(weights)
+    packed = layout.pack_experts(*given[3:])
+    out = torch.empty(3, 256)
+    assert mega_moe.fused_experts(*given, packed=packed, out=out) is out
+    calls = dict(fake.calls)["experts"]
+    assert (calls["tokens"], calls["slots"], calls["d"], calls["inter"], calls["experts"]) == (3, 2, 256, 256, 4)
+    assert calls["x_is_float"] and calls["out"] == out.data_ptr() and calls["parts_of_work"] == 15
+    assert calls["shared13"] == 0 and calls["ctas"] == 132 and calls["stream"] == 77
+
+
+def test_without_them_the_library_runs(fake, weights):
+    mega_moe.fused_experts(*arguments(weights))
+    assert not fake.calls
+
+
+def test_token_tiles_follow_the_average():
+    assert [experts.token_tile(rows, 48) for rows in (1, 48 * 4, 48 * 5, 48 * 16, 48 * 60, 48 * 1024)] == [
+        8, 8, 16, 32, 128, 128,
+    ]  # fmt: skip
+
+
+def test_a_table_chooses(tmp_path):
+    fp8 = choice.Choice(128, fp8=True)
+    table = choice.Table([8, 64], [choice.Choice(8), choice.Choice(64, 2)], [choice.Choice(8, 2), fp8])
+    table.save(tmp_path / "table.json")
+    again = choice.Table.load(tmp_path / "table.json")
+    assert choice.choose(48 * 8, 48, again, reproducible=False) == choice.Choice(8, 2)
+    assert choice.choose(48 * 9, 48, again, reproducible=False) == fp8
+    assert choice.choose(48 * 1000, 48, again, reproducible=False) == fp8
+    assert choice.choose(48 * 1000, 48, again, reproducible=True) == choice.Choice(64, 2)
+    assert choice.choose(48 * 9, 48, None, reproducible=False) == choice.Choice(32)
+    with pytest.raises(ValueError, match="bfloat16"):
+        choice.Table([8], [fp8], [fp8])

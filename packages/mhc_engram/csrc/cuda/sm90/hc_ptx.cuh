@@ -1,0 +1,48 @@
+// Instructions of the hyper-connection kernel: the TF32 product and the cluster.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+
+namespace mhc_engram::cuda {
+
+// d[16][8] += A[16][8] B[8][8]. Lane 4 g + c holds A(g, c), A(g + 8, c), A(g, c + 4), A(g + 8, c + 4); B(c, g),
+// B(c + 4, g); d(g, 2c), d(g, 2c + 1), d(g + 8, 2c), d(g + 8, 2c + 1).
+__device__ __forceinline__ void product_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ int cta_thread() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Everything before the arrival of all threads of the cluster is seen after the wait.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// A float at the same place of shared memory in CTA `rank` of the cluster.
+__device__ __forceinline__ float load_of_rank(const float* p, uint32_t rank) {
+  float v;
+  asm volatile(
+      "{\n"
+      ".reg .u32 at;\n"
+      "mapa.shared::cluster.u32 at, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [at];\n"
+      "}\n"
+      : "=f"(v)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(p))), "r"(rank));
+  return v;
+}
+
+}  // namespace mhc_engram::cuda
+
+#endif  // __CUDACC__
