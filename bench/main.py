@@ -19,7 +19,7 @@ from bench.discover import ROOT, Entry, Found, discover, select
 from bench.status import CURRENT, STALE, states
 from kernel_core.bench import Case, append_row, ceilings, check_case, cuda_ceilings, device_ledger, run_case
 
-COMMANDS = ("run", "list", "status", "tables", "plot")
+COMMANDS = ("run", "list", "status", "tables", "plot", "rank")
 _EXAMPLES = """\b
 Examples:
   fathom bench list                          what can be run
@@ -30,6 +30,7 @@ Examples:
   fathom bench mega_moe --budget 5 --threads 1 --dry-run
   fathom bench status                        rows older than the sources
   fathom bench tables --write                refresh docs and READMEs
+  fathom bench rank --device cuda --page docs/rank.md
 """
 
 app = typer.Typer(help="Time kernels beside their reference and against measured ceilings.", add_completion=False,
@@ -267,3 +268,45 @@ def _warn_when_busy() -> None:
     if load > 0.5 * cores:
         console.print(f"other programs are running here (load {load:.1f} on {cores} cores): times will be too long",
                       style="yellow", highlight=False)  # fmt: skip
+
+
+@app.command("rank")
+def rank_command(
+    device: Annotated[str, typer.Option(help="cuda; cpu with --small")] = "cuda",
+    sequences: Annotated[str, typer.Option(help="sequences of the decode steps")] = "8,32,64,128,256",
+    prefill: Annotated[str, typer.Option(help="tokens of the prefill steps")] = "4096,16384",
+    context: Annotated[int, typer.Option(help="tokens before a decode step, at least 3", min=3)] = 8192,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file of the figures; default: bench/results/rank/DEVICE.json")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="write tables here and a picture beside them")] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="try the command on a small model; writes no default file")
+    ] = False,
+    shown: Annotated[Path | None, typer.Option("--from", help="measure nothing, take the figures of this file")] = None,
+) -> None:
+    """Time one rank of the full model: steps, and each op against its bound.
+
+    Random weights in the stored formats, 13 GB of them. Examples: `fathom bench rank`, `fathom bench rank --small
+    --device cpu --sequences 2 --prefill 64 --context 200`.
+    """
+    from bench.rank import command, show
+
+    try:
+        if shown is not None:
+            steps, about = show.load(shown)
+            command.write_page(steps, about, page or ROOT / "docs" / "rank.md")
+            return
+        if _checked(device) == "cpu" and not small:
+            raise ValueError("device: got 'cpu', allowed is 'cuda', or 'cpu' with --small")
+        command.run(console, device, _numbers(sequences), _numbers(prefill), context, out, small, page)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _numbers(text: str) -> list[int]:
+    """ "8,32" as [8, 32]; nothing as []."""
+    parts = [part for part in text.split(",") if part.strip()]
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"got {text!r}, allowed are numbers above 0, separated by commas")
+    return [int(part) for part in parts]

@@ -33,7 +33,7 @@ def test_vision_round_trip():
 
 
 def test_bytes_of_state():
-    assert [preset(name).global_bytes_per_token for name in PRESETS] == [890, 890, 106]
+    assert [preset(name).global_bytes_per_token for name in PRESETS] == [890, 890, 890, 106]
     for config in (v41_flash(), v41_mini()):
         assert (config.main_row_bytes, config.window_row_bytes, config.index_row_bytes) == (288, 528, 68)
         assert (config.ring_rows, config.tail_rows, config.keep_tokens) == (134, 7, 140)
@@ -183,5 +183,5 @@ def test_inconsistent_numbers(change, message):
 
 
 def test_unknown_preset():
-    with pytest.raises(ValueError, match="name: got 'v4', allowed is v41-flash, v41-mini, v41-nano"):
+    with pytest.raises(ValueError, match="name: got 'v4', allowed is v41-flash, v41-flash-rank, v41-mini, v41-nano"):
         preset("v4")

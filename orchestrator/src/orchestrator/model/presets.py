@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from orchestrator.model.config import ModelConfig, VisionConfig
 
 # Sums of the Engram bucket sizes of the small models; `engram_tables` derives them and refuses others.
 _NANO_ROWS = (3252, 3496)
 _MINI_ROWS = (12764, 13780)
+_RANK_ROWS = (1574980, 1580602)
 
 
 def v41_flash() -> ModelConfig:
@@ -50,6 +52,27 @@ def v41_flash() -> ModelConfig:
         dspark_num_experts_per_tok=3,
         image_token_id=129264,
         vision=VisionConfig(num_hidden_layers=32, hidden_size=1024, num_attention_heads=16, intermediate_size=2816),
+    )
+
+
+def v41_flash_rank() -> ModelConfig:
+    """One of 64 ranks that share the experts of `v41_flash`: full width and depth, 6 routed experts a layer.
+
+    Every token goes to all six. So a rank with B requests a step multiplies B rows by each of them, as it would with
+    64 B requests on 64 ranks and experts that are chosen evenly; what ranks send each other is left out. Engram tables
+    are small. No draft stages and no images: random weights have nothing to say about either.
+    """
+    flash = v41_flash()
+    return replace(
+        flash,
+        n_routed_experts=6,
+        compress_ratios=flash.compress_ratios[: flash.num_hidden_layers],
+        engram_vocab_size=65536,
+        engram_num_embeddings=_RANK_ROWS,
+        engram_compressed_vocab_size=flash.vocab_size,
+        num_nextn_predict_layers=0,
+        draft_length=0,
+        vision=None,
     )
 
 
@@ -148,7 +171,12 @@ def _small_vision(*, intermediate_size: int) -> VisionConfig:
     return VisionConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=intermediate_size)
 
 
-PRESETS: dict[str, Callable[[], ModelConfig]] = {"v41-flash": v41_flash, "v41-mini": v41_mini, "v41-nano": v41_nano}
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "v41-flash": v41_flash,
+    "v41-flash-rank": v41_flash_rank,
+    "v41-mini": v41_mini,
+    "v41-nano": v41_nano,
+}
 
 
 def preset(name: str) -> ModelConfig:
