@@ -33,7 +33,7 @@ def run(
     place = torch.device(device)
     config = v41_nano(stages=0) if small else v41_flash_rank()
     console.print(f"random weights of {'a small model' if small else 'v41-flash-rank'} on {device} ...")
-    model = random_model(config, device=place)
+    model = random_model(config, device=place, dense="library")
     bounds: Ceilings = cuda_ceilings() if device == "cuda" else ceilings(megabytes=64, repeats=2)
     timer = _timer(device)
     points = [(n, 1, context) for n in sequences] + [(1, n, 0) for n in prefill]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 Cost = tuple[float, float]  # bytes, operations
 ROW_BYTES = {"main": 288, "window": 528, "index": 68}
 OPS = {
-    "mega_moe": ("route", "linear", "grouped_linear", "fused_experts"),
+    "mega_moe": ("route", "linear", "grouped_linear", "fused_experts", "packed_experts"),
     "mhc_engram": ("hc_step", "hc_update", "hc_mix", "engram_rows", "engram_gather", "engram_inject"),
     "mla_fp4": ("compress", "norm_rope", "kv_rows", "store_main", "store_index", "index_topk", "sparse_attention"),
     "swa_replay": ("window_attention", "store_window"),
+    "torch": ("mm", "bmm"),  # dense products of a GPU
 }
 
 
@@ -77,6 +79,8 @@ def cost(op: str, args: tuple[Any, ...], options: dict[str, Any], result: Any) -
         return _SPECIAL[name](args, options, result)
     moved = sum(_size(t) for t in {t.data_ptr(): t for t in _tensors((args, options, result))}.values())
     operations = 0.0
+    if name in ("mm", "bmm"):
+        operations = 2.0 * args[0].numel() * args[1].shape[-1]
     if name in ("linear", "grouped_linear"):
         operations = 2.0 * args[0].numel() // args[0].shape[-1] * args[1].numel()
         if name == "grouped_linear":
@@ -116,6 +120,13 @@ def _experts(args: tuple[Any, ...], options: dict[str, Any], result: Any) -> Cos
     return moved, 6.0 * d * inter * (ids.numel() + (x.shape[0] if shared is not None else 0))
 
 
+def _packed(args: tuple[Any, ...], options: dict[str, Any], result: Any) -> Cost:
+    x, ids, packed = args[0], args[1], args[3]
+    shared = 3 * packed.d * packed.inter if packed.shared13 is not None else 0
+    moved = packed.w13.shape[0] * 3 * packed.d * packed.inter * 17 / 32 + shared + 2 * _size(x)
+    return moved, 6.0 * packed.d * packed.inter * (ids.numel() + (x.shape[0] if shared else 0))
+
+
 def _gather(args: tuple[Any, ...], options: dict[str, Any], result: Any) -> Cost:
     width = args[0].shape[1] * 33 // 32
     return float(args[2].numel() * (8 + width) + _size(result)), 0.0
@@ -130,6 +141,7 @@ _SPECIAL: dict[str, Callable[..., Cost]] = {
     "window_attention": lambda a, o, r: _attention(a, 0, r),
     "index_topk": _index,
     "fused_experts": _experts,
+    "packed_experts": _packed,
     "engram_gather": _gather,
     "store_main": _store,
     "store_index": _store,
@@ -141,6 +153,8 @@ _SPECIAL: dict[str, Callable[..., Cost]] = {
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
+    if dataclasses.is_dataclass(value):
+        return [t for field in dataclasses.fields(value) for t in _tensors(getattr(value, field.name))]
     if isinstance(value, dict):
         return [t for item in value.values() for t in _tensors(item)]
     if isinstance(value, list | tuple):

@@ -13,6 +13,7 @@ RANKS = 64  # that share the experts of the full model
 
 
 def save(path: Path, steps: Sequence[Step], about: dict[str, Any]) -> None:
+    """`about` says what was measured where; a `note` in it is shown above the tables."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps({"about": about, "steps": [s.as_dict() for s in steps]}, indent=1) + "\n", encoding="utf-8"
@@ -76,6 +77,7 @@ def page(steps: Sequence[Step], about: dict[str, Any], picture: str | None) -> s
         f"{about['gpu']}; PyTorch {about['torch']}; {about['copy_gbps']} GB/s copied; "
         f"{about['bf16_tflops']} TFLOP/s bf16; {about['date']}",
         "",
+        *([str(about["note"]), ""] if about.get("note") else []),
         *steps_table(steps),
         "",
     ]

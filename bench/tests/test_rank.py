@@ -9,6 +9,7 @@ from bench.main import run
 from bench.rank import show
 from bench.rank.measure import by_op, measure
 from bench.rank.record import recording
+from kernel_core import formats
 from kernel_core.bench.ceilings import Ceilings
 from orchestrator.model.presets import v41_nano
 from orchestrator.model.random_weights import random_model
@@ -59,6 +60,23 @@ def test_costs_of_a_product_and_of_experts():
         mega_moe.linear(x, w, None)
     (call,) = record.calls.values()
     assert (call.count, call.bytes, call.operations) == (2, 4 * 64 * 4 + 32 * 64 * 2 + 4 * 32 * 4, 2 * 4 * 32 * 64)
+
+
+def test_costs_of_packed_experts_and_dense_products():
+    import mega_moe
+    from mega_moe.cuda import layout
+
+    d, inter, experts, tokens = 256, 256, 3, 5
+    w13, w2 = torch.randn(experts, 2 * inter, d), torch.randn(experts, d, inter)
+    packed = layout.pack_experts(*formats.quantize_mxfp4(w13), *formats.quantize_mxfp4(w2), None)
+    ids = torch.tensor([[0, 2]] * tokens, dtype=torch.int32)
+    with recording() as record:
+        mega_moe.packed_experts(torch.randn(tokens, d), ids, torch.rand(tokens, 2), packed)
+        torch.mm(torch.randn(4, 8), torch.randn(8, 16))
+    found = {call.op: call for call in record.calls.values()}
+    assert found["mega_moe.packed_experts"].bytes == experts * 3 * d * inter * 17 / 32 + 2 * tokens * d * 4
+    assert found["mega_moe.packed_experts"].operations == 6 * d * inter * 2 * tokens
+    assert found["torch.mm"].operations == 2 * 4 * 8 * 16
 
 
 def test_command_writes_figures_and_page(tmp_path, capsys):

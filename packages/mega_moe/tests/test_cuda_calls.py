@@ -18,10 +18,11 @@ CSRC = Path(__file__).parents[1] / "csrc" / "cuda"
 
 @pytest.fixture
 def fake(monkeypatch):
-    module = FakeModule(CSRC, {"linear_tile": 16, "permute_workspace": 48})
+    module = FakeModule(CSRC, {"linear_shape": (4, 16, 8), "permute_workspace": 48})
     for user in (linear, route):
         monkeypatch.setattr(user, "cuda_module", lambda _: module)
         monkeypatch.setattr(user, "stream", lambda _: 77)
+    monkeypatch.setattr(linear, "multiprocessors", lambda _: 132)
     monkeypatch.setattr(kernel_core, "elsewhere", lambda *_, **__: "cuda")
     return module
 
@@ -48,7 +49,7 @@ def test_permutation(fake):
     *_, made = route.route_permute(torch.zeros(5, 12), torch.zeros(12), 3, ticket)
     assert made.offsets.shape == (13,) and made.rows.shape == (15,)
     assert fake.calls[-1][1]["ticket"] == ticket.data_ptr()
-    assert route.fits_one_launch(1365, 6) and not route.fits_one_launch(1366, 6) and not route.fits_one_launch(0, 6)
+    assert route.fits_one_launch(341, 6) and not route.fits_one_launch(342, 6) and not route.fits_one_launch(0, 6)
 
 
 def test_products(fake):
@@ -61,7 +62,10 @@ def test_products(fake):
     out = dense.grouped_linear(torch.zeros(3, 2, 128), weight, scale)
     call = fake.calls[-1][1]
     assert out.shape == (3, 2, 32) and (call["groups"], call["rows"]) == (2, 32)
+    dense.linear(torch.zeros(64, 128), weight, scale, reproducible=False)
+    assert fake.calls[-1][1]["tokens"] == 64
     count = len(fake.calls)
+    dense.linear(torch.zeros(65, 128), weight, scale, reproducible=False)  # PyTorch's product
     dense.linear(torch.zeros(3, 96), weight[:, :96].contiguous(), scale[:, :3].contiguous())  # no whole chunks
     dense.linear(torch.zeros(0, 128), weight, scale)
     dense.linear(torch.zeros(3, 128), weight.float())
@@ -69,4 +73,4 @@ def test_products(fake):
 
 
 def test_ctas_follow_the_columns():
-    assert [linear.cluster(n) for n in (64, 128, 256, 448, 512, 1024, 5120)] == [1, 1, 2, 2, 4, 8, 8]
+    assert [linear.cluster(n) for n in (64, 128, 256, 448, 512, 1024, 5120)] == [1, 1, 1, 1, 1, 2, 8]

@@ -42,8 +42,35 @@ def test_packed_weights_choose_the_kernels(fake, weights):
     assert mega_moe.fused_experts(*given, packed=packed, out=out) is out
     calls = dict(fake.calls)["experts"]
     assert (calls["tokens"], calls["slots"], calls["d"], calls["inter"], calls["experts"]) == (3, 2, 256, 256, 4)
-    assert calls["x_is_float"] and calls["out"] == out.data_ptr() and calls["parts_of_work"] == 15
+    assert calls["out"] == out.data_ptr() and calls["parts_of_work"] == 15
     assert calls["shared13"] == 0 and calls["ctas"] == 132 and calls["stream"] == 77
+
+
+def test_few_rows_go_as_bfloat16(fake, weights):
+    """Small tiles read rows where they lie; results stay float32."""
+    given = arguments(weights)
+    packed = layout.pack_experts(*given[3:])
+    got = mega_moe.packed_experts(*given[:3], packed)
+    calls = dict(fake.calls)["experts"]
+    assert not calls["x_is_float"] and calls["out_is_float"] and got.dtype is torch.float32
+    assert calls["columns"] == 8 and calls["variant"] == 0
+
+
+def test_defaults_follow_the_measured_table():
+    assert [experts.default_variant(e * rows, e, experts.token_tile(e * rows, e)) for e, rows in (
+        (7, 1), (48, 1), (48, 16), (7, 32), (48, 32), (48, 256),
+    )] == [0, 4, 2, 1, 0, 0]  # fmt: skip
+    assert experts.default_variant(6, 384, 8) == 0  # six active ones
+
+
+def test_packed_weights_alone(weights):
+    """On a CPU: what the stored weights give, from nothing but the packed ones."""
+    given = arguments(weights)
+    shared = weights.shared(256, 256)
+    packed = layout.pack_experts(*given[3:], shared)
+    whole = mega_moe.fused_experts(*given, shared=shared)
+    assert torch.equal(mega_moe.packed_experts(*given[:3], packed), whole)
+    assert mega_moe.pack_for(torch.device("cpu"), *given[3:], shared) is None
 
 
 def test_without_them_the_library_runs(fake, weights):

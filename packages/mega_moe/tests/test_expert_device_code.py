@@ -78,7 +78,7 @@ class Case:
 class Launch:
     """What one rank's launch reads and writes."""
 
-    def __init__(self, case, lib, *, columns=8, ctas=1, as_float=True, everybody=None):
+    def __init__(self, case, lib, *, columns=8, ctas=1, as_float=True, x_as_float=None, split=False, everybody=None):
         tokens, slots = case.ids.shape
         bytes_of = (ctypes.c_int64 * 4)()
         rows_of = (everybody or tokens, slots, case.d, case.inter, case.experts, case.shared is not None, columns)
@@ -89,15 +89,17 @@ class Launch:
         self.guarded = torch.full((tokens + 2, case.d), 77.0, dtype=dtype)
         out = self.guarded[1:-1]
         out[:] = torch.nan
+        x_as_float = as_float if x_as_float is None else x_as_float
         p, none = case.packed, torch.empty(0)
         maybe = {name: getattr(p, name, None) for name in ("shared13", "shared2", "scale13", "scale2")}
         maybe = {name: none if value is None else value for name, value in maybe.items()}
-        tensors = [case.x.to(dtype), case.ids, case.gains, case.offsets, case.rows, p.w13, p.w2]
+        x = case.x.to(torch.float32 if x_as_float else torch.bfloat16)
+        tensors = [x, case.ids, case.gains, case.offsets, case.rows, p.w13, p.w2]
         tensors += [maybe["shared13"], maybe["shared2"], out, images, hidden, parts, self.state]
         tensors += [maybe["scale13"], maybe["scale2"], torch.zeros(64, dtype=torch.int32)]
         self.tensors = tensors
-        self.sizes = [as_float, tokens, slots, case.d, case.inter, case.experts, 1, as_float]
-        self.launch = [columns, ctas]
+        self.sizes = [x_as_float, tokens, slots, case.d, case.inter, case.experts, 1, as_float]
+        self.launch = [columns, ctas, split]
 
     def result(self):
         assert (self.guarded[0] == 77).all() and (self.guarded[-1] == 77).all()
@@ -146,6 +148,26 @@ def test_one_hot_expert_and_empty_ones(lib, weights, columns):
     got = case.run(lib, columns=columns, ctas=2, seed=columns // 8)
     assert_close(got, case.expected(), atol=2e-3, rtol=2e-3)
     assert_bitwise(case.run(lib, columns=8, ctas=1), got)
+
+
+@pytest.mark.parametrize("columns", [8, 16])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_straight_from_x(lib, weights, columns, split, seed):
+    """bfloat16 rows are read where they lie: the bits of those that go through images."""
+    ids = random_ids(11, 2, 4)
+    ids[:, 0] = torch.where(ids[:, 1] == 2, ids[:, 0], 2)  # an expert with more than a tile
+    case = Case(weights, ids, d=512, inter=256, shared=seed != 1)
+    whole = case.run(lib)
+    options = {"columns": columns, "split": split, "x_as_float": False, "ctas": 1 + seed}
+    assert_bitwise(case.run(lib, seed=seed + 5, **options), whole)
+    assert_bitwise(case.run(lib, seed=seed, chain=True, **options), whole, name="chain")
+
+
+@pytest.mark.parametrize("columns", [8, 16])
+def test_a_block_for_each_two_warpgroups(lib, weights, columns):
+    case = Case(weights, random_ids(9, 2, 4), d=256)
+    assert_bitwise(case.run(lib, columns=columns, split=True, ctas=2, seed=columns), case.run(lib))
 
 
 def test_no_shared_expert(lib, weights):
@@ -239,8 +261,8 @@ def split_over_ranks(case, counts, experts):
 
 @pytest.mark.parametrize("counts", [(3, 3), (0, 5), (6, 1), (2, 0)])
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("seed", [0, 3])
-def test_ranks_give_the_bits_of_one(lib, weights, counts, shared, seed):
+@pytest.mark.parametrize(("seed", "x_as_float"), [(0, True), (3, True), (3, False)])
+def test_ranks_give_the_bits_of_one(lib, weights, counts, shared, seed, x_as_float):
     """Also ranks without tokens, ranks whose experts nobody wants, and launches after each other."""
     ids = random_ids(sum(counts), 2, 4)
     if counts == (2, 0):
@@ -249,7 +271,7 @@ def test_ranks_give_the_bits_of_one(lib, weights, counts, shared, seed):
     case = Case(weights, ids, d=256, shared=shared)
     whole = case.run(lib)
     cases, width = split_over_ranks(case, counts, 2)
-    ranks = [Launch(each, lib, ctas=2, everybody=sum(counts)) for each in cases]
+    ranks = [Launch(each, lib, ctas=2, x_as_float=x_as_float, everybody=sum(counts)) for each in cases]
     for turn in range(2):
         for rank in ranks:
             rank.guarded[1:-1] = torch.nan

@@ -33,6 +33,18 @@ def test_products(weights, kind, given):
         assert actual.is_contiguous() and (out is None or out.equal(actual))
 
 
+def test_products_of_split_rows(weights):
+    matrix, scale = weights.dense("fp8", 64, 96)
+    x = weights.normal(5, 96) * torch.logspace(-3, 3, 96)
+    with using("reference"):
+        expected = mega_moe.linear(x, matrix, scale)
+    assert_close(library.linear_split(x, matrix, scale), expected, atol=1e-4, rtol=1e-5)
+    x[1, 3], x[2, 4] = torch.nan, torch.inf
+    made = library.linear_split(x, matrix, scale)
+    assert made[1].isnan().all() and not made[2].isfinite().any()
+    assert_close(made[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-4, rtol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 3, 40])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("at_once", [1 << 26, 1])

@@ -12,6 +12,7 @@ import torch
 from kernel_core.testing import assert_bitwise, assert_close
 from kernel_core.testing.host import host_library
 from mega_moe import reference
+from mega_moe.cuda import linear as cuda_linear
 
 HERE = Path(__file__).parent
 THREADS = HERE.parents[1] / "mla_fp4" / "tests" / "host"
@@ -56,6 +57,9 @@ def run(lib, x, weight, scale, terms=3, warps=4, cluster=1):
         (8, 1, 300, 64, 1, 8, 1),
         (19, 1, 33, 320, 3, 4, 2),
         (2, 1, 70, 1024, 3, 8, 4),
+        (7, 1, 70, 1408, 3, 2, 2),
+        (5, 1, 70, 192, 3, 4, 1),
+        (1, 1, 40, 5120, 1, 2, 8),
     ],
 )
 def test_products(lib, tokens, groups, rows, columns, terms, warps, cluster):
@@ -109,3 +113,19 @@ def test_terms(lib):
 @pytest.mark.parametrize("columns", [64, 128, 512, 576, 2304, 5120, 6144])
 def test_slices(lib, columns):
     assert all(lib.slices_cover(columns, cluster) for cluster in (1, 2, 4, 8))
+
+
+@pytest.mark.parametrize("columns", [64, 128, 576, 1536, 2304, 5120, 6144, 16384, 32768])
+def test_a_cut_is_found_for_any_size(lib, columns):
+    for tokens in (1, 3, 8, 9, 16, 17, 64, 65, 4096):
+        for rows in (32, 512, 1536, 5120, 32768):
+            for terms in (1, 3):
+                out = (ctypes.c_int * 4)()
+                sizes = map(ctypes.c_int64, (tokens, 1, rows, columns))
+                lib.linear_chosen(*sizes, terms, cuda_linear.cluster(columns), out)
+                assert out[3] and out[1] >= 8
+    out = (ctypes.c_int * 4)()
+    lib.linear_chosen(*map(ctypes.c_int64, (1, 1, 5120, 5120)), 1, 8, out)
+    assert list(out) == [4, 8, 8, 1]  # all weights of a CTA are on their way at once
+    lib.linear_chosen(*map(ctypes.c_int64, (1, 1, 512, 5120)), 1, 8, out)
+    assert list(out) == [2, 8, 8, 1]  # few rows: more and smaller CTAs

@@ -24,7 +24,7 @@ def lib(tmp_path_factory):
         pytest.skip("needs the checkout: a block on host threads stands in mla_fp4's tests")
     folder = tmp_path_factory.mktemp("hc")
     library = host_library(HERE / "host/hc_threads.cpp", folder, HERE.parent / "csrc", HERE / "host/stub", THREADS)
-    library.hc_threads.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int] * 3 + [ctypes.c_void_p] * 15
+    library.hc_threads.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int] * 4 + [ctypes.c_void_p] * 15
     library.engram_gate_host.argtypes = [ctypes.c_float] * 3 + [ctypes.c_int64, ctypes.c_float]
     library.engram_gate_host.restype = ctypes.c_float
     return library
@@ -34,7 +34,7 @@ def at(tensor):
     return None if tensor is None else tensor.data_ptr()
 
 
-def run(lib, step, parts, tile, *, cluster=1, norm=True, quantized=False):
+def run(lib, step, parts, tile, *, cluster=1, warps=4, norm=True, quantized=False):
     X = step.X.clone()
     T, n, d = X.shape
     nan = float("nan")
@@ -43,7 +43,7 @@ def run(lib, step, parts, tile, *, cluster=1, norm=True, quantized=False):
     codes = torch.full((T, d), 0x55, dtype=torch.uint8) if quantized else None
     scales = torch.full((T, max(1, d // 32)), 0x55, dtype=torch.uint8) if quantized else None
     done = lib.hc_threads(
-        T, d, parts, cluster, tile, at(X), at(step.y), at(step.post), at(step.comb), at(step.fn), at(step.base),
+        T, d, parts, cluster, tile, warps, at(X), at(step.y), at(step.post), at(step.comb), at(step.fn), at(step.base),
         at(step.scale), at(pre), at(post), at(comb), at(step.pre_mix), at(step.norm_weight) if norm else None,
         at(mixed), at(codes), at(scales),
     )  # fmt: skip
@@ -70,8 +70,8 @@ def test_the_whole_step(lib, make_step, T, d, tile):
 def test_parts_alone_and_any_cut_give_the_same_bits(lib, make_step):
     step = make_step(4, 96)
     X, mixed, made, *_ = run(lib, step, 7, 16)
-    for cluster, tile in ((1, 1), (1, 3), (2, 3), (2, 16), (4, 2)):
-        again = run(lib, step, 7, tile, cluster=cluster)
+    for cluster, tile, warps in ((1, 1, 4), (1, 3, 8), (2, 3, 4), (2, 16, 8), (4, 2, 4), (16, 16, 4)):
+        again = run(lib, step, 7, tile, cluster=cluster, warps=warps)
         for a, b in zip((X, mixed, *made), (again[0], again[1], *again[2]), strict=True):
             assert_bitwise(a, b)
     updated = run(lib, step, 1, 2)[0]
@@ -100,7 +100,7 @@ def test_bad_values_stay_in_their_row(lib, make_step):
 
 @pytest.mark.parametrize("channels", [16, 32, 512, 1024, 1040, 2304, 5120, 7168, 16384])
 def test_plans(lib, channels):
-    for cluster in (1, 2, 4, 8):
+    for cluster in (1, 2, 4, 8, 16):
         assert lib.hc_covers(ctypes.c_int64(channels), cluster)
     for tokens in (1, 2, 7, 64, 256, 257, 513, 4096, 10**6):
         chosen = (ctypes.c_int * 3)()

@@ -22,7 +22,7 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"device: got 'cuda', allowed is 'cpu' here: PyTorch {torch.__version__} {why}")
     from kernel_core.cuda import cuda_module
 
-    for package in ("mla_fp4", "swa_replay"):
+    for package in ("mla_fp4", "swa_replay", "mega_moe", "mhc_engram"):
         try:
             cuda_module(package)
         except RuntimeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 import mega_moe
@@ -9,7 +11,13 @@ from orchestrator.model.batch import Rows
 from orchestrator.model.config import ModelConfig
 from orchestrator.model.dense import DenseMode, dense
 from orchestrator.model.record import StepRecorder
-from orchestrator.model.weights import Layer
+from orchestrator.model.weights import Experts, Layer
+
+
+def _without_tensors(experts: Experts) -> Experts:
+    """The same with no rows, so that the memory is free."""
+    nothing = {f.name: getattr(experts, f.name).new_empty(0) for f in dataclasses.fields(experts)}
+    return dataclasses.replace(experts, **nothing)
 
 
 class Moe:
@@ -20,10 +28,14 @@ class Moe:
         self.limit, self.routed_scale = config.swiglu_limit, config.routed_scaling_factor
         self.gate = dense(weights.gate, mode)
         self.bias, self.bias_vl = weights.gate_bias, weights.gate_bias_vl
-        self.experts = weights.experts
         e = weights.experts
         mega_moe.advise_huge_pages(e.w13, e.w2)  # nothing for small models
         self.shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
+        self.packed = mega_moe.pack_for(e.w13.device, e.w13, e.s13, e.w2, e.s2, self.shared)
+        if self.packed is not None:  # a second copy would halve what fits; nobody else reads the stored one
+            del self.shared
+            weights.experts = e = _without_tensors(e)
+        self.experts = e
 
     def __call__(
         self, x: torch.Tensor, is_image: torch.Tensor | None, rows: Rows, recorder: StepRecorder | None
@@ -39,5 +51,7 @@ class Moe:
         )
         if recorder is not None:
             recorder.add(f"experts/{self.layer}", ids, rows.positions, rows.owner)
+        if self.packed is not None:
+            return mega_moe.packed_experts(x, ids, weights, self.packed, limit=self.limit)
         e = self.experts
         return mega_moe.fused_experts(x, ids, weights, e.w13, e.s13, e.w2, e.s2, limit=self.limit, shared=self.shared)

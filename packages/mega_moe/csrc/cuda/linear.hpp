@@ -20,14 +20,15 @@ struct LinearParams {
 };
 
 // terms: bfloat16 numbers that stand for one of x: 1 rounds it, 2 keep 16 bits, 3 keep all 24. cluster (CTAs that share
-// the columns: 1, 2, 4, 8) and terms are part of the result's definition; warps (4 or 8, of 32 rows each) and tile
-// (8, 16, 32, 64 tokens that are multiplied at once) are not.
+// the columns: 1, 2, 4, 8) and terms are part of the result's definition; warps (2, 4 or 8, of 32 rows each), tile (8,
+// 16, 32, 64 tokens that are multiplied at once) and stages (4 or 8 chunks of 64 columns that a warp has on their way)
+// are not. Two warps need 8 stages, a tile of 64 needs 4.
 struct LinearShape {
-  int terms, cluster, warps, tile;
+  int terms, cluster, warps, tile, stages = 4;
 };
 
-// The smallest tile that holds all tokens, or the largest for which shared memory is enough; 0: there is none.
-int linear_tile(const LinearParams& params, const LinearShape& shape);
+// The cut of a launch for `terms` and `cluster`; a tile of 0: there is none.
+LinearShape linear_shape(const LinearParams& params, int terms, int cluster, int64_t multiprocessors);
 cudaError_t linear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
 }  // namespace mega_moe::cuda

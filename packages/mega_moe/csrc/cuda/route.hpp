@@ -34,12 +34,12 @@ struct PermuteParams {
 
 cudaError_t route(const RouteParams& params, cudaStream_t stream);
 
-// Bytes of scratch memory for route_permute; 0 up to route_one_block tokens * top_k.
+// Bytes of scratch memory for permute; 0 for tokens * top_k up to 2048.
 int64_t permute_workspace(int64_t tokens, int64_t top_k, int64_t experts);
 
 cudaError_t permute(const PermuteParams& params, void* workspace, cudaStream_t stream);
 
-// Both in one launch, for tokens * top_k up to 8192. `ticket`: an int32 of device memory that is 0 and is left 0;
+// Both in one launch, for tokens * top_k up to 2048. `ticket`: an int32 of device memory that is 0 and is left 0;
 // launches that may run at the same time need one each. `permute.ids` is `route.ids`.
 cudaError_t route_permute(const RouteParams& route, const PermuteParams& permute, int32_t* ticket, cudaStream_t stream);
 

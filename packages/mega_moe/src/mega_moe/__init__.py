@@ -5,6 +5,7 @@ import torch  # noqa: F401  (first, so that one OpenMP runtime is mapped)
 from mega_moe.huge_pages import advise_huge_pages
 from mega_moe.ops.dense import grouped_linear, linear
 from mega_moe.ops.experts import fused_experts
+from mega_moe.ops.packed import pack_for, packed_experts
 from mega_moe.ops.routing import route
 from mega_moe.weights import SharedExpert, stack_experts
 
@@ -14,6 +15,8 @@ __all__ = [
     "fused_experts",
     "grouped_linear",
     "linear",
+    "pack_for",
+    "packed_experts",
     "route",
     "stack_experts",
 ]

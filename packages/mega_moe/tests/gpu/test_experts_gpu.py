@@ -66,11 +66,12 @@ class Case:
             out += one(self.x, *full, out.new_ones(len(out)))
         return out
 
-    def run(self, **options):
+    def run(self, *, straight=False, **options):
+        """straight: x in bfloat16, which small tiles read where it lies."""
         guarded = torch.full((len(self.x) + 2, self.x.shape[1]), 77.0, device="cuda")
         out = guarded[1:-1]
         out[:] = torch.nan
-        x = self.x.float()
+        x = self.x.bfloat16() if straight else self.x.float()
         kernels.experts(x, self.ids, self.gains, self.packed, self.offsets, self.rows, limit=LIMIT, out=out, **options)
         assert kernels.report(self.packed) is None
         assert not self.packed.state.any()
@@ -119,6 +120,22 @@ def test_no_bit_depends_on_tiles_or_ctas_or_launches(weights, tile):
     for ctas in (132, 7, 1):
         assert_bitwise(case.run(tile=tile, ctas=ctas), whole, name=f"{ctas} CTAs")
     assert_bitwise(case.run(tile=tile, chain=True), whole, name="chain")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("tile", "variants"), [(8, (0, 2, 3, 4, 5, 16)), (16, (0, 2, 4)), (32, (0, 2)), (64, (0, 1))])
+def test_every_variant_gives_the_same_bits(weights, tile, variants, shared):
+    """Also with x read where it lies, several times, on CTAs fewer than the device has."""
+    case = Case(weights, random_ids(45, 3, 6), shared=shared)
+    whole = case.run(tile=128)
+    for variant in variants:
+        for straight in (True, False):
+            for _ in range(5):
+                got = case.run(tile=tile, variant=variant, straight=straight)
+                assert_bitwise(got, whole, name=f"variant {variant}, straight {straight}")
+        assert_bitwise(case.run(tile=tile, variant=variant, straight=True, ctas=5), whole, name=f"{variant}, 5 CTAs")
+        chain = case.run(tile=tile, variant=variant, straight=True, chain=True)
+        assert_bitwise(chain, whole, name=f"variant {variant}, chain")
 
 
 def test_full_size(weights):

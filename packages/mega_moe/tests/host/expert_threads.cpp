@@ -1,9 +1,46 @@
 // The expert kernels' own code under emulated schedules.
 #include "device_threads.hpp"
 
+#include <deque>
+
 #include "cuda/sm90/expert_ptx.cuh"
 
+namespace kernel_core::ptx {
+
+// A thread's copies land as late as they may: when it waits for their group.
+struct SmallCopy {
+  uint32_t to;
+  const void* from;
+};
+inline std::map<emulation::Thread*, std::deque<std::vector<SmallCopy>>> groups;
+
+inline void cp_async_16(uint32_t to, const void* from, bool valid = true) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || !valid) emulation::fail("a copy's alignment");
+  emulation::at(to, 16, 16);
+  auto& mine = groups[emulation::me];
+  if (mine.empty()) mine.emplace_back();
+  mine.back().push_back({to, from});
+}
+inline void cp_async_commit() {
+  auto& mine = groups[emulation::me];
+  if (mine.empty()) mine.emplace_back();
+  mine.emplace_back();  // the next group
+}
+template <int Pending>
+void cp_async_wait() {
+  auto& mine = groups[emulation::me];
+  while (mine.size() > Pending + 1) {
+    for (const SmallCopy& copy : mine.front()) std::memcpy(emulation::at(copy.to, 16, 16), copy.from, 16);
+    mine.pop_front();
+  }
+}
+inline void fence_proxy_async() {}
+
+}  // namespace kernel_core::ptx
+
 namespace mega_moe::sm90 {
+
+inline void prefetch_line(const void*) {}
 
 inline void fence_proxy_async_all() {}
 inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
@@ -42,9 +79,9 @@ namespace {
 using namespace mega_moe::sm90;
 
 // One kernel for each rank, at once.
-template <int kColumns, int kBlocks, int kSteps, int kStages, bool kFp8 = false>
+template <int kColumns, int kBlocks, int kSteps, int kStages, bool kFp8 = false, int kSplit = 1, int kPerSm = 1>
 std::string launch(const std::vector<ExpertsParams>& ranks, unsigned ctas, uint64_t seed, double seconds) {
-  using C = ExpertConfig<kColumns, kBlocks, kSteps, kStages, kFp8>;
+  using C = ExpertConfig<kColumns, kBlocks, kSteps, kStages, kFp8, kSplit, kPerSm>;
   return emulation::launch(
       ctas, C::kThreads, sizeof(ExpertShared<C>), seed, seconds,
       [&] { experts_kernel<C>(ranks[emulation::me->cta->grid]); }, static_cast<unsigned>(ranks.size()));
@@ -72,11 +109,11 @@ ExpertsParams params(void* const* pointers, const int64_t* numbers, float limit)
 
 // For each of `world` ranks, `pointers`: x, ids, weights, offsets, rows, w13, w2, shared13, shared2, out, images,
 // hidden, parts, state, scale13, scale2, flags; `numbers`: x_is_float, tokens, slots, d, inter, experts, shared_format,
-// out_is_float, parts_of_work, columns, ctas. Returns an empty text or what went wrong.
+// out_is_float, parts_of_work, columns, ctas, split. Returns an empty text or what went wrong.
 extern "C" const char* run_experts(void* const* pointers, const int64_t* numbers, float limit, uint64_t seed,
                                    double seconds, int world, int rows_of_rank) {
   std::vector<ExpertsParams> ranks;
-  for (int r = 0; r < world; ++r) ranks.push_back(params(pointers + kPointers * r, numbers + 11 * r, limit));
+  for (int r = 0; r < world; ++r) ranks.push_back(params(pointers + kPointers * r, numbers + 12 * r, limit));
   for (int r = 0; r < world; ++r) {
     Ranks& table = ranks[r].ranks;
     table.world = world, table.rank = r, table.rows = rows_of_rank;
@@ -87,12 +124,17 @@ extern "C" const char* run_experts(void* const* pointers, const int64_t* numbers
   }
   const auto ctas = static_cast<unsigned>(numbers[10]);
   const auto columns = numbers[9];
+  const bool split = numbers[11] != 0;
   static std::string error;
+  kernel_core::ptx::groups.clear();
   if (ranks[0].scale13 != nullptr)
     error = launch<128, 2, 1, 2, true>(ranks, ctas, seed, seconds);
+  else if (split)
+    error = columns == 8 ? launch<8, 2, 2, 3, false, 2>(ranks, ctas, seed, seconds)
+                         : launch<16, 2, 1, 4, false, 2>(ranks, ctas, seed, seconds);
   else
     error = columns == 8    ? launch<8, 1, 2, 3>(ranks, ctas, seed, seconds)
-            : columns == 16 ? launch<16, 1, 1, 4>(ranks, ctas, seed, seconds)
+            : columns == 16 ? launch<16, 1, 2, 4>(ranks, ctas, seed, seconds)
             : columns == 32 ? launch<32, 2, 2, 2>(ranks, ctas, seed, seconds)
             : columns == 64 ? launch<64, 2, 1, 3>(ranks, ctas, seed, seconds)
                             : launch<128, 2, 1, 2>(ranks, ctas, seed, seconds);

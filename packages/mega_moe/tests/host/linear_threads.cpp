@@ -45,8 +45,10 @@ inline float linear_of_rank(uint32_t from, uint32_t rank) {
 using namespace mega_moe::cuda;
 
 template <typename Config>
-int run(const LinearParams& a, const LinearShape& shape) {
-  const int64_t bytes = linear_shared<Config>(a.columns, shape).bytes;
+int run(const LinearParams& a, LinearShape shape) {
+  shape.tile = Config::tokens, shape.stages = Config::stages;
+  if (!linear_fits(a, shape)) return 2;
+  const int64_t bytes = linear_shared(a.tokens, a.columns, shape).bytes;
   if (bytes > kLinearMostShared) return 1;
   cta_bytes = static_cast<size_t>(bytes + 15) / 16 * 16;
   cta_threads = Config::threads;
@@ -69,7 +71,16 @@ extern "C" int linear_host(int64_t tokens, int64_t groups, int64_t rows, int64_t
   const LinearParams a = {tokens, groups, rows, columns, x, weight, scale, out};
   const LinearShape shape{terms, cluster, warps, 0};
   if (warps == 8) return run<LinearConfig<1, 8>>(a, shape);
-  return tokens <= 8 ? run<LinearConfig<1, 4>>(a, shape) : run<LinearConfig<2, 4>>(a, shape);
+  if (warps == 2) return run<LinearConfig<1, 2, 8>>(a, shape);
+  if (tokens == 5) return run<LinearConfig<2, 4, 8>>(a, shape);  // a tile wider than it has to be
+  return tokens <= 8 ? run<LinearConfig<1, 4, 8>>(a, shape) : run<LinearConfig<2, 4>>(a, shape);
+}
+
+extern "C" void linear_chosen(int64_t tokens, int64_t groups, int64_t rows, int64_t columns, int terms, int cluster,
+                              int* out) {
+  const LinearParams a = {tokens, groups, rows, columns, nullptr, nullptr, nullptr, nullptr};
+  const LinearShape shape = linear_choose(a, terms, cluster, 132);
+  out[0] = shape.warps, out[1] = shape.tile, out[2] = shape.stages, out[3] = linear_fits(a, shape);
 }
 
 extern "C" void split_host(const float* x, int64_t count, float* out) {

@@ -24,8 +24,9 @@ template <int Groups, bool Vectors>
 void route_all(const RouteParams& a) {
   using Config = RouteConfig<Groups, Vectors>;
   std::vector<uint8_t> memory(16);
+  Candidate scratch[kCandidates];
   run_block(32, memory.data(), 0, [&] {
-    for (int64_t t = 0; t < a.tokens; ++t) route_token<Config>(a, t, static_cast<int>(threadIdx.x));
+    for (int64_t t = 0; t < a.tokens; ++t) route_token<Config>(a, t, static_cast<int>(threadIdx.x), scratch);
   });
 }
 
@@ -51,5 +52,7 @@ extern "C" void permute_host(int64_t tokens, int64_t experts, int64_t top_k, con
     }
   };
   if (blocks > 1) each([&](int64_t b) { count_block(a, b, warps, counts.data(), memory.data()); });
-  each([&](int64_t b) { permute_block(a, b, blocks, warps, blocks > 1 ? counts.data() : nullptr, memory.data()); });
+  each([&](int64_t b) {
+    permute_block(a, b, blocks, warps, blocks > 1 ? counts.data() : nullptr, memory.data(), [] {});
+  });
 }

@@ -33,8 +33,9 @@ struct HcParams {
 
 // How a launch is cut: `cluster` CTAs share the channels of `tile` tokens. No bit of a result depends on it.
 struct HcShape {
-  int cluster;  // 1, 2, 4 or 8
-  int tile;     // 1 to 16
+  int cluster;    // 1, 2, 4, 8 or 16
+  int tile;       // 1 to 16
+  int warps = 8;  // of a CTA: 4 (two CTAs share a multiprocessor where shared memory allows) or 8
 };
 
 HcShape hc_shape(int64_t tokens, int64_t channels, int64_t multiprocessors);

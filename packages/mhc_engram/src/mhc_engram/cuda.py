@@ -14,6 +14,7 @@ from kernel_core.cuda import aligned, cuda_module, multiprocessors, pointer, sam
 Coefficients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _MOST_CHANNELS = 16384  # of hyper-connections: a tile of tokens has to fit in shared memory
+_WARPS = 8  # of a CTA where a shape does not say
 _MOST_INJECTED = 8192
 _MOST_PIECES = 2**31 - 1  # of 128 values, in a lookup
 _HOST_BLOCKS = 32  # enough to fill the link to the host; more would only take multiprocessors from others
@@ -37,14 +38,14 @@ def hyper_connection(
     norm_eps: float = 0.0,
     hc_eps: float = 0.0,
     iters: int = 1,
-    shape: tuple[int, int] | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> None:
     """One launch for any of the three parts of `mhc_engram.hc_step`.
 
     update: (y, post, comb). parameters: (fn, base, scale), with `coefficients` as output. pre_mix with `mixed`, or
     with `quantized` (E4M3 codes [T, d], UE8M0 scales [T, d / 32], the groups of `formats.quantize_window`), or both as
-    output. shape: CTAs that share a token (1, 2, 4, 8) and tokens of a tile (1 to 16), chosen here where None; results
-    do not depend on it.
+    output. shape: CTAs that share a token (1, 2, 4, 8, 16), tokens of a tile (1 to 16) and warps of a CTA (4, 8),
+    chosen here where None; results do not depend on it.
     """
     T, _, d = X.shape
     y, post, comb = update or (None, None, None)
@@ -58,7 +59,8 @@ def hyper_connection(
     if T == 0:
         return
     module = cuda_module("mhc_engram")
-    cluster, tile = module.hc_shape(T, d, multiprocessors(X.device)) if shape is None else shape
+    chosen = module.hc_shape(T, d, multiprocessors(X.device)) if shape is None else shape
+    cluster, tile, warps = (*chosen, _WARPS)[:3]
     module.hc_step(
         tokens=T,
         channels=d,
@@ -83,6 +85,7 @@ def hyper_connection(
         iters=iters,
         cluster=cluster,
         tile=tile,
+        warps=warps,
         stream=stream(X.device),
     )
 

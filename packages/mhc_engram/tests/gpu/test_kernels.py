@@ -96,12 +96,13 @@ def test_step(make_step, T, d, norm, update):
 def test_all_cuts_of_a_launch_give_the_same_bits(make_step):
     step = make_step(37, 1024)
     first = step_on_gpu(step)
-    for cluster in (1, 2, 4, 8):
+    for cluster in (1, 2, 4, 8, 16):
         for tile in (1, 3, 8, 16):
-            if cluster == 1 and tile > 8:
-                continue  # shared memory
-            for a, b in zip(step_on_gpu(step, (cluster, tile)), first, strict=True):
-                assert_bitwise(a, b)
+            for warps in (4, 8):
+                if cluster == 1 and tile > 8:
+                    continue  # shared memory
+                for a, b in zip(step_on_gpu(step, (cluster, tile, warps)), first, strict=True):
+                    assert_bitwise(a, b)
 
 
 def test_a_row_is_its_own(make_step):
@@ -254,10 +255,12 @@ def test_bad_arguments_write_nothing(make_step):
         {"streams": at + 4},
         {"cluster": 3},
         {"tile": 17},
+        {"warps": 6},
         {"post": 0},
         {"y": 0},
     ]
-    good = {"tokens": 4, "channels": 64, "streams": at, "y": at, "post": at, "comb": at, "cluster": 1, "tile": 4}
+    good = {"tokens": 4, "channels": 64, "streams": at, "y": at, "post": at, "comb": at, "cluster": 1, "tile": 4,
+            "warps": 8}  # fmt: skip
     for case in cases:
         with pytest.raises(ValueError, match="hc_step"):
             module.hc_step(**(good | case), stream=stream)

@@ -37,7 +37,7 @@ namespace mhc_engram::cuda {
 
 inline void product_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  static uint32_t operands[8 * HcConfig::threads][6];
+  static uint32_t operands[16 * 256][6];
   const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
   std::memcpy(operands[threadIdx.x], mine, sizeof(mine));
   __syncwarp();
@@ -56,7 +56,9 @@ inline void product_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
   __syncwarp();
 }
 inline size_t cta_bytes = 0;  // from a CTA's shared memory to the next one's
-inline int cta_thread() { return static_cast<int>(threadIdx.x) % HcConfig::threads; }
+inline int cta_threads = 0;
+inline int cta_thread() { return static_cast<int>(threadIdx.x) % cta_threads; }
+inline void prefetch_line(const float* p) { static_cast<void>(*static_cast<const volatile float*>(p)); }
 inline void cluster_arrive() {}
 inline void cluster_wait() { __syncthreads(); }
 inline float load_of_rank(const float* p, uint32_t rank) {
@@ -72,28 +74,40 @@ inline float load_of_rank(const float* p, uint32_t rank) {
 
 using namespace mhc_engram::cuda;
 
-template <bool Update, bool Coefficients, bool Mix>
-int run(const HcParams& p, const HcShape& shape) {
-  if (!hc_fits(p.channels, shape, Mix)) return 1;
-  const HcShared at = hc_shared(hc_plan(p.channels, shape.cluster), shape.tile, Mix);
+template <typename Parts>
+void run_parts(const HcParams& p, const HcShape& shape) {
+  const HcShared at = hc_shared(hc_plan(p.channels, shape.cluster), shape, Parts::coefficients, Parts::mix);
   cta_bytes = static_cast<size_t>(at.floats * 4 + 15) / 16 * 16;
+  cta_threads = Parts::threads;
   std::vector<float4> memory(cta_bytes * static_cast<size_t>(shape.cluster) / 16);
   auto* shared = reinterpret_cast<uint8_t*>(memory.data());
   for (int64_t i = 0; i * shape.tile < p.tokens; ++i) {
     std::memset(shared, 0xFF, cta_bytes * static_cast<size_t>(shape.cluster));  // NaN
-    run_block(shape.cluster * HcConfig::threads, shared, 0, [&] {
-      const uint32_t rank = threadIdx.x / HcConfig::threads;
-      auto* floats = reinterpret_cast<float*>(shared + rank * cta_bytes);
-      if (shape.tile <= 8)
-        hc_block<HcParts<Update, Coefficients, Mix, 1>>(p, shape, i, rank, floats);
-      else
-        hc_block<HcParts<Update, Coefficients, Mix, 2>>(p, shape, i, rank, floats);
+    run_block(shape.cluster * Parts::threads, shared, 0, [&] {
+      const uint32_t rank = threadIdx.x / Parts::threads;
+      hc_block<Parts>(p, shape, i % 2 == 0, i, rank, reinterpret_cast<float*>(shared + rank * cta_bytes));
     });
   }
+}
+
+template <bool Update, bool Coefficients, bool Mix>
+int run(const HcParams& p, const HcShape& shape) {
+  if (!hc_fits(p.channels, shape)) return 1;
+  const bool small = hc_halves(shape.tile) == 1;
+  if (p.channels == 256 && !small) {  // a width that the kernel knows
+    run_parts<HcParts<Update, Coefficients, Mix, 2, 4, 256>>(p, {shape.cluster, shape.tile, 4});
+    return 0;
+  }
+  if (shape.warps == 4)
+    small ? run_parts<HcParts<Update, Coefficients, Mix, 1, 4>>(p, shape)
+          : run_parts<HcParts<Update, Coefficients, Mix, 2, 4>>(p, shape);
+  else
+    small ? run_parts<HcParts<Update, Coefficients, Mix, 1, 8>>(p, shape)
+          : run_parts<HcParts<Update, Coefficients, Mix, 2, 8>>(p, shape);
   return 0;
 }
 
-extern "C" int hc_threads(int64_t tokens, int64_t channels, int parts, int cluster, int tile, float* streams,
+extern "C" int hc_threads(int64_t tokens, int64_t channels, int parts, int cluster, int tile, int warps, float* streams,
                           const float* y, const float* post, const float* comb, const float* fn, const float* base,
                           const float* scale, float* pre_out, float* post_out, float* comb_out, const float* pre_mix,
                           const float* norm_weight, float* mixed, uint8_t* codes, uint8_t* code_scales) {
@@ -102,15 +116,15 @@ extern "C" int hc_threads(int64_t tokens, int64_t channels, int parts, int clust
                       mixed,  codes,    code_scales, 1e-20f,   1e-6f,    1e-20f,  20};
   switch (parts) {
     case 1:
-      return run<true, false, false>(p, {cluster, tile});
+      return run<true, false, false>(p, {cluster, tile, warps});
     case 2:
-      return run<false, true, false>(p, {cluster, tile});
+      return run<false, true, false>(p, {cluster, tile, warps});
     case 4:
-      return run<false, false, true>(p, {cluster, tile});
+      return run<false, false, true>(p, {cluster, tile, warps});
     case 6:
-      return run<false, true, true>(p, {cluster, tile});
+      return run<false, true, true>(p, {cluster, tile, warps});
     default:
-      return run<true, true, true>(p, {cluster, tile});
+      return run<true, true, true>(p, {cluster, tile, warps});
   }
 }
 
@@ -122,7 +136,7 @@ extern "C" int hc_covers(int64_t channels, int cluster) {
     std::vector<int> place(static_cast<size_t>(plan.width / HcConfig::chunk));
     for (int u = 0; u < plan.units_a_cta; ++u)
       for (int64_t k = rank * plan.units_a_cta + u; k < plan.chunks; k += HcConfig::units) {
-        const int64_t local = hc_local(plan, k);
+        const int64_t local = hc_local(plan, static_cast<int>(k));
         if (hc_chunk(plan, rank, local) != k || place.at(static_cast<size_t>(local))++) return 0;
         ++seen.at(static_cast<size_t>(k));
       }
@@ -131,8 +145,8 @@ extern "C" int hc_covers(int64_t channels, int cluster) {
 }
 
 extern "C" void hc_chosen(int64_t tokens, int64_t channels, int64_t multiprocessors, int* out) {
-  const HcShape shape = hc_choose(tokens, channels, multiprocessors);
-  out[0] = shape.cluster, out[1] = shape.tile, out[2] = hc_fits(channels, shape, true);
+  const HcShape shape = hc_choose(tokens, channels, hc_room(multiprocessors));
+  out[0] = shape.cluster, out[1] = shape.tile, out[2] = hc_fits(channels, shape) ? shape.warps : 0;
 }
 
 extern "C" void engram_rows_host(int64_t tokens, int64_t requests, int64_t orders, int64_t heads, const int64_t* mapped,

@@ -15,13 +15,21 @@ class Consumer {
         lane_(static_cast<int>(threadIdx.x % 32)) {}
 
   __device__ void run() {
-    if (p_.parts_of_work & kGather) begin_with_ranks(), gather();
+    if (p_.parts_of_work & kGather) {
+      begin_with_ranks();
+      if (!C::kDirect || p_.x_is_float) gather();
+    }
     if (p_.parts_of_work & (kFirst | kSecond)) multiply();
     if (p_.parts_of_work & kCombine) combine();
     leave();
+    mark(p_, kEnded, threadIdx.x == 0);
   }
 
  protected:
+  // The warp among those of its block, and the block of an item that its warpgroup begins with.
+  __device__ int tile_warp() const { return C::kSplit == 1 ? warp_ : warp_ % 8; }
+  __device__ int own_block() const { return C::kSplit == 1 ? 0 : warp_ / 8; }
+
   static constexpr uint64_t kColumnMajor = kernel_core::wgmma::k_major(0);  // the address is in its lowest bits
   static constexpr uint32_t kMeet = 1;                                      // the named barrier of all consumers
 
@@ -74,43 +82,20 @@ class Consumer {
     if (threadIdx.x == 0) count_release(p_.state + word);
   }
 
-  // One more item of the second product is stored. The last one of this rank tells the others.
-  __device__ void announce_second() const {
-    if (p_.ranks.world == 1) return announce(kSecondDone);
-    __threadfence_system();
-    kernel_core::ptx::named_barrier_sync(kMeet, C::kConsumers);
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    const bool last = atomicAdd(p_.state + kSecondDone, 1) + 1 == second_items(s_.plan);
-    __threadfence_system();
-    if (last) tell(p_.ranks.world);
-  }
-
-  // ---- ranks -----------------------------------------------------------------------------------------------------
-
-  __device__ int epoch() const { return load_acquire(p_.state + kEpoch) + 1; }
-
-  // Sets this rank's flag of a kind (0: its inputs are there, world: its parts are stored) for all ranks. One thread.
-  __device__ void tell(int kind) const {
-    for (int rank = 0; rank < p_.ranks.world; ++rank)
-      store_release_system(p_.ranks.flags[rank] + kind + p_.ranks.rank, epoch());
-  }
-
-  // All consumers wait for all ranks' flags of a kind.
-  __device__ void meet_ranks(int kind) const {
-    const int rank = static_cast<int>(threadIdx.x);
-    if (rank < p_.ranks.world) wait_for_flag(p_.ranks.flags[p_.ranks.rank], kind + rank, p_.state, epoch());
-    kernel_core::ptx::named_barrier_sync(kMeet, C::kConsumers);
-  }
-
   // Before anything of another rank is read or written.
   __device__ void begin_with_ranks() const {
     if (p_.ranks.world == 1) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       __threadfence_system();
-      tell(0);
+      tell_ranks(p_, 0);
     }
     meet_ranks(0);
+  }
+
+  // All consumers wait for all ranks' flags of a kind.
+  __device__ void meet_ranks(int kind) const {
+    wait_for_ranks(p_, kind, static_cast<int>(threadIdx.x));
+    kernel_core::ptx::named_barrier_sync(kMeet, C::kConsumers);
   }
 
   // ---- items -----------------------------------------------------------------------------------------------------
@@ -136,78 +121,92 @@ class Consumer {
       if constexpr (C::kColumns >= 128)
         if (columns == 128) one<128>(s_.slots[slot.at], rows_known, slot.parity);
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.finished[slot.at]));
+      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.stored[slot.at]));
     }
   }
 
   template <int N>
   __device__ void one(const ItemSlot& its, uint32_t rows_known, int parity) {
     const bool first = uniform(static_cast<int>(its.item.kind)) == static_cast<int>(Kind::first);
+    if (!first && !seconds_) mark(p_, kSecondKnown, threadIdx.x == 0);
     const int ordinal = uniform(its.item.ordinal), width = first ? p_.d : p_.inter;
-    float d[C::kBlocks][N / 2];
+    float d[C::kOwn][N / 2];
     MEGA_MOE_UNROLL
-    for (int i = 0; i < C::kBlocks * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0;
+    for (int i = 0; i < C::kOwn * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0;
     if (s_.plan.has_shared && ordinal == 0 && p_.shared_format == static_cast<int>(Format::fp8))
       accumulate<N, Format::fp8>(d, width / (step_columns(Format::fp8) * C::kSteps));
     else
       accumulate<N, Format::mxfp4>(d, width / (step_columns(Format::mxfp4) * C::kSteps));
     kernel_core::ptx::mbarrier_wait(rows_known, parity);
     MEGA_MOE_UNROLL
-    for (int b = 0; b < C::kBlocks; ++b) {
+    for (int b = 0; b < C::kOwn; ++b) {
+      const int block = its.item.block * C::kBlocks + own_block() + b;
       if (first)
-        store_hidden<N>(its, its.item.block * C::kBlocks + b, d[b]);
+        store_hidden<N>(its, block, d[b]);
       else
-        store_parts<N>(its, its.item.block * C::kBlocks + b, d[b]);
+        store_parts<N>(its, block, d[b]);
     }
-    first ? announce(kTileDone + uniform(its.item.tile)) : announce_second();
+    mark(p_, first ? kFirstsStored : kLastStored, threadIdx.x == 0);
+    if (first && !firsts_) mark(p_, kFirstItem, threadIdx.x == 0);
+    first ? ++firsts_ : ++seconds_;
   }
 
   // ---- products --------------------------------------------------------------------------------------------------
 
   template <int N, Format F>
-  __device__ void accumulate(float (&d)[C::kBlocks][N / 2], int turns) {
+  __device__ void accumulate(float (&d)[C::kOwn][N / 2], int turns) {
     namespace ptx = kernel_core::ptx;
     namespace wgmma = kernel_core::wgmma;
     using S = Step<F>;
-    constexpr int kCount = C::kSteps * kPieces * C::kBlocks;  // pieces of a stage, a piece of each block in turn
-    constexpr auto block_of = [](int i) { return i % C::kBlocks; };
-    constexpr auto piece_of = [](int i) { return i / C::kBlocks; };
+    constexpr int kCount = C::kSteps * kPieces * C::kOwn;  // pieces of a stage, a piece of each block in turn
+    constexpr auto block_of = [](int i) { return i % C::kOwn; };
+    constexpr auto piece_of = [](int i) { return i / C::kOwn; };
     constexpr auto step_at = [](int block, int step) { return block * C::kBlockBytes + step * step_bytes(F); };
-    const int group = warp_ / 4, thread = static_cast<int>(threadIdx.x % 128);
-    const uint32_t codes_at = kFirstShared + C::kImageBytes + group * kTileCodes + thread * 16;
-    const uint32_t scales_at = kFirstShared + C::kImageBytes + kTiles * kTileCodes + group * S::kScaleBytes +
-                               (F == Format::mxfp4 ? thread / 4 * 8 : thread / 32 * 4);
+    const int group = tile_warp() / 4, thread = static_cast<int>(threadIdx.x % 128);
+    const uint32_t own = kFirstShared + C::kImageBytes + own_block() * C::kBlockBytes;
+    const uint32_t codes_at = own + group * kTileCodes + thread * 16;
+    const uint32_t scales_at =
+        own + kTiles * kTileCodes + group * S::kScaleBytes + (F == Format::mxfp4 ? thread / 4 * 8 : thread / 32 * 4);
     uint32_t previous = 0;
-    uint32_t a[2][S::kProducts][4];
+    constexpr int kGroup = C::kGroup;  // pieces whose products are asked for together
+    static_assert(kCount % (2 * kGroup) == 0);
+    uint32_t a[2][kGroup][S::kProducts][4];
     MEGA_MOE_NO_UNROLL
     for (int turn = 0; turn < turns; ++turn) {
       const uint32_t offset = stage_.at * C::kStageBytes;
       const uint32_t columns = uniform((kFirstShared + offset) / 16 + static_cast<uint32_t>(kColumnMajor));
       const uint32_t full = ptx::shared_address(&s_.full[stage_.at]);
       ptx::mbarrier_wait(full, stage_.parity);
+      if (turn == 0 && !seconds_) mark(p_, firsts_ == 0 ? kFirstFull : kSecondFull, threadIdx.x == 0);
       const auto load = [&](int i) {
         const int step = piece_of(i) / kPieces, piece = piece_of(i) % kPieces;
         return ptx::load_shared_16(codes_at + offset + step_at(block_of(i), step) + piece * kPieceBytes);
       };
-      uint32_t scales[C::kSteps * C::kBlocks][kPieces][2];
+      uint32_t scales[C::kSteps * C::kOwn][kPieces][2];
       MEGA_MOE_UNROLL
-      for (int i = 0; i < C::kSteps * C::kBlocks; ++i)
-        load_scales<F>(scales_at + offset + step_at(block_of(i), i / C::kBlocks), scales[i]);
+      for (int i = 0; i < C::kSteps * C::kOwn; ++i)
+        load_scales<F>(scales_at + offset + step_at(block_of(i), i / C::kOwn), scales[i]);
       uint4 next = load(0);
       MEGA_MOE_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        const uint32_t codes[4] = {next.x, next.y, next.z, next.w};
-        if (i + 1 < kCount) next = load(i + 1);
-        const int piece = piece_of(i), block = block_of(i);
-        expand_piece(codes, scales[piece / kPieces * C::kBlocks + block][piece % kPieces], a[i % 2], S{});
-        wgmma::wait<0>();  // the products of the piece before, which ran while this one was expanded
-        if (i == 0 && turn > 0) release(previous);
+      for (int g = 0; g < kCount / kGroup; ++g) {
+        MEGA_MOE_UNROLL
+        for (int q = 0; q < kGroup; ++q) {
+          const int i = g * kGroup + q, piece = piece_of(i), block = block_of(i);
+          const uint32_t codes[4] = {next.x, next.y, next.z, next.w};
+          if (i + 1 < kCount) next = load(i + 1);
+          expand_piece(codes, scales[piece / kPieces * C::kOwn + block][piece % kPieces], a[g % 2][q], S{});
+        }
+        wgmma::wait<0>();  // the products of the group before, which ran while this one was expanded
+        if (g == 0 && turn > 0) release(previous);
         wgmma::fence();
         MEGA_MOE_UNROLL
-        for (int j = 0; j < S::kProducts; ++j) {
-          const int column = (piece * S::kProducts + j) * 16;  // of the stage
+        for (int k = 0; k < kGroup * S::kProducts; ++k) {
+          // Two blocks take turns, so that a product does not wait for the sums of the one before.
+          const int q = C::kOwn == 1 ? k / S::kProducts : k % kGroup, j = C::kOwn == 1 ? k % S::kProducts : k / kGroup;
+          const int i = g * kGroup + q, column = (piece_of(i) * S::kProducts + j) * 16;  // of the stage
           const uint32_t at = columns + (column / 64 * (N * 128) + column % 64 * 2) / 16;
-          wgmma::Product<N>::template rs<wgmma::Major::k>(d[block], a[i % 2][j], kColumnMajor >> 32 << 32 | at, 1);
+          wgmma::Product<N>::template rs<wgmma::Major::k>(d[block_of(i)], a[g % 2][q][j], kColumnMajor >> 32 << 32 | at,
+                                                          1);
         }
         wgmma::commit();
       }
@@ -216,7 +215,7 @@ class Consumer {
     }
     wgmma::wait<0>();
     MEGA_MOE_UNROLL
-    for (int b = 0; b < C::kBlocks; ++b) wgmma::pin(d[b]);
+    for (int b = 0; b < C::kOwn; ++b) wgmma::pin(d[b]);
     release(previous);
   }
 
@@ -248,7 +247,7 @@ class Consumer {
   template <int N>
   __device__ void store_hidden(const ItemSlot& its, int block, const float (&d)[N / 2]) const {
     const int rows = its.item.rows, odd = lane_ / 4 % 2;
-    const int channel = warp_ * 8 + lane_ / 4 - odd;  // of the block's 64, the pair's first
+    const int channel = tile_warp() * 8 + lane_ / 4 - odd;  // of the block's 64, the pair's first
     uint8_t* const to =
         p_.hidden + static_cast<int64_t>(its.item.image_row) * p_.inter * 2 + static_cast<int64_t>(block) * N * 128;
     MEGA_MOE_UNROLL
@@ -266,7 +265,7 @@ class Consumer {
   template <int N>
   __device__ void store_parts(const ItemSlot& its, int block, const float (&d)[N / 2]) const {
     const int rows = its.item.rows;
-    const int column = block * kBlockRows + warp_ * 16 + lane_ / 4;
+    const int column = block * kBlockRows + tile_warp() * 16 + lane_ / 4;
     MEGA_MOE_UNROLL
     for (int j = 0; j < N / 8; ++j) {
       MEGA_MOE_UNROLL
@@ -285,9 +284,14 @@ class Consumer {
 
   // Slots in their order, then the shared expert, in float32, four channels a thread.
   __device__ void combine() {
+    const int quads = p_.d / 4, thread = static_cast<int>(threadIdx.x);
+    const int64_t total = static_cast<int64_t>(p_.tokens) * quads;
+    // Eight neighbours read a line of 128 bytes; lines are dealt to CTAs.
+    const int64_t begin = (static_cast<int64_t>(thread / 8) * gridDim.x + blockIdx.x) * 8 + thread % 8;
+    if (begin < total) prefetch_line(p_.ids + begin / quads * p_.slots);  // beside the wait
     bool whole = true;
     if (p_.ranks.world > 1) {
-      if (blockIdx.x == 0 && threadIdx.x == 0 && second_items(s_.plan) == 0) tell(p_.ranks.world);
+      if (blockIdx.x == 0 && threadIdx.x == 0 && second_items(s_.plan) == 0) tell_ranks(p_, p_.ranks.world);
       meet_ranks(p_.ranks.world);
       whole = load_acquire(p_.state + kReport) == 0;
     } else if (p_.parts_of_work & kSecond) {
@@ -297,19 +301,15 @@ class Consumer {
       }
       whole = load_acquire(p_.state + kReport) == 0;
     }
-    const int quads = p_.d / 4;
-    const int64_t total = static_cast<int64_t>(p_.tokens) * quads;
+    if (thread == 0) before_ = count_out();  // nobody here looks at a counter again; the answer comes beside the sums
+    mark(p_, kSumBegins, thread == 0);
     MEGA_MOE_NO_UNROLL
-    for (int64_t i = static_cast<int64_t>(threadIdx.x) * gridDim.x + blockIdx.x; i < total;
-         i += static_cast<int64_t>(C::kConsumers) * gridDim.x) {
+    for (int64_t i = begin; i < total; i += static_cast<int64_t>(C::kConsumers) * gridDim.x) {
       const int token = static_cast<int>(i / quads), quad = static_cast<int>(i - static_cast<int64_t>(token) * quads);
       const float* const from = p_.parts + static_cast<int64_t>(quad) * 4;
       float4 sum = {0, 0, 0, 0};
-      for (int slot = 0; slot < p_.slots; ++slot) {
-        const int64_t row = static_cast<int64_t>(token) * p_.slots + slot;
-        if (static_cast<unsigned>(p_.ids[row]) < static_cast<unsigned>(p_.experts * p_.ranks.world))
-          add(sum, from + row * p_.d);
-      }
+      MEGA_MOE_NO_UNROLL
+      for (int slot = 0; slot < p_.slots; slot += kTogether) add_slots(sum, from, token, slot);
       if (s_.plan.has_shared) add(sum, from + (static_cast<int64_t>(p_.tokens) * p_.slots + token) * p_.d);
       if (!whole) sum.x = sum.y = sum.z = sum.w = cuda::bits_float(0x7FC00000u);
       const int64_t at = static_cast<int64_t>(token) * p_.d + quad * 4;
@@ -321,22 +321,49 @@ class Consumer {
     }
   }
 
+  // Some slots of a token: their numbers together, then their values together, then sums in order.
+  static constexpr int kTogether = 6;
+  __device__ void add_slots(float4& sum, const float* from, int token, int slot) const {
+    const int64_t row = static_cast<int64_t>(token) * p_.slots + slot;
+    const int experts = p_.experts * p_.ranks.world;
+    bool there[kTogether];
+    MEGA_MOE_UNROLL
+    for (int j = 0; j < kTogether; ++j)
+      there[j] = slot + j < p_.slots && static_cast<unsigned>(p_.ids[row + j]) < static_cast<unsigned>(experts);
+    float4 v[kTogether];
+    MEGA_MOE_UNROLL
+    for (int j = 0; j < kTogether; ++j)
+      if (there[j]) v[j] = __ldcg(reinterpret_cast<const float4*>(from + (row + j) * p_.d));
+    MEGA_MOE_UNROLL
+    for (int j = 0; j < kTogether; ++j)
+      if (there[j]) add(sum, v[j]);
+  }
+
   __device__ static void add(float4& sum, const float* from) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+    add(sum, __ldcg(reinterpret_cast<const float4*>(from)));
+  }
+
+  __device__ static void add(float4& sum, const float4& v) {
     sum.x = cuda::add_rn(sum.x, v.x), sum.y = cuda::add_rn(sum.y, v.y);
     sum.z = cuda::add_rn(sum.z, v.z), sum.w = cuda::add_rn(sum.w, v.w);
   }
 
+  // One more CTA is through with counters; how many were before. One thread.
+  __device__ int count_out() const {
+    if (p_.parts_of_work & (kFirst | kSecond))  // else a late announcement would stay in a counter
+      kernel_core::ptx::mbarrier_wait(kernel_core::ptx::shared_address(&s_.announced), 0);
+    __threadfence();
+    return atomicAdd(p_.state + kLeft, 1);
+  }
+
   // The last CTA leaves the counters as it found them.
-  __device__ void leave() const {
-    kernel_core::ptx::named_barrier_sync(kMeet, C::kConsumers);
-    if (warp_ != 0) return;
-    int before = 0;
-    if (lane_ == 0) {
-      __threadfence();
-      before = atomicAdd(p_.state + kLeft, 1);
+  __device__ void leave() {
+    mark(p_, kSumEnds, threadIdx.x == 0);
+    if (!(p_.parts_of_work & kCombine)) {
+      kernel_core::ptx::named_barrier_sync(kMeet, C::kConsumers);
+      if (threadIdx.x == 0) before_ = count_out();
     }
-    if (uniform(before) + 1 != static_cast<int>(gridDim.x)) return;
+    if (warp_ != 0 || uniform(before_) + 1 != static_cast<int>(gridDim.x)) return;
     __threadfence();
     for (int i = lane_; i < total_tiles(s_.plan); i += 32) p_.state[kTileDone + i] = 0;
     if (lane_ < kReport) p_.state[lane_] = 0;
@@ -346,6 +373,8 @@ class Consumer {
   const ExpertsParams& p_;
   ExpertShared<C>& s_;
   const int warp_, lane_;
+  int firsts_ = 0, seconds_ = 0;  // items stored
+  int before_ = 0;                // CTAs that were through before this one; thread 0 knows
   Ring stage_;
 };
 

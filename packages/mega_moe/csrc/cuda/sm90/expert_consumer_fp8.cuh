@@ -85,7 +85,7 @@ class ConsumerFp8 : public Consumer<C> {
       else
         one<C::kColumns>(its, rows_known, slot.parity, amax);
       __syncwarp();
-      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.finished[slot.at]));
+      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.stored[slot.at]));
     }
   }
 
@@ -108,11 +108,11 @@ class ConsumerFp8 : public Consumer<C> {
     kernel_core::ptx::mbarrier_wait(rows_known, parity);
     if (first) {
       store_hidden<N>(its, d, amax);
+      kernel_core::ptx::named_barrier_sync(Base::kMeet, C::kConsumers);  // the next item's maxima are zeroed
     } else {
       MEGA_MOE_UNROLL
       for (int b = 0; b < C::kBlocks; ++b) Base::template store_parts<N>(its, its.item.block * C::kBlocks + b, d[b]);
     }
-    first ? Base::announce(kTileDone + uniform(its.item.tile)) : Base::announce_second();
   }
 
   // ---- products --------------------------------------------------------------------------------------------------

@@ -61,6 +61,10 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
   return v;
 }
 
+__device__ __forceinline__ void prefetch_line(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
+}
+
 // A value that all lanes of the warp have, in a uniform register: a reduction's result stands there already.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
 __device__ __forceinline__ int uniform(int x) { return static_cast<int>(uniform(static_cast<uint32_t>(x))); }

@@ -39,6 +39,26 @@ __device__ void make_plan(const ExpertsParams& p, ExpertPlan& plan) {
   }
 }
 
+// Asks for what everybody reads before weights queue up in front of it: numbers of rows, gains and x. One warp a CTA;
+// no more than what few tokens have.
+__device__ inline void warm_caches(const ExpertsParams& p) {
+  if (p.ranks.world > 1 || !(p.parts_of_work & kFirst)) return;
+  constexpr int kLine = 128, kMost = 4;
+  const int row_lines = (p.tokens * p.slots * 4 + kLine - 1) / kLine;
+  const int64_t lines = 2 * row_lines + static_cast<int64_t>(p.tokens) * p.d * (p.x_is_float ? 4 : 2) / kLine;
+  const int step = 32 * static_cast<int>(gridDim.x);
+  int64_t line = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x % 32;
+  for (int i = 0; i < kMost && line < lines; ++i, line += step) {
+    const void* from = p.x;
+    int64_t at = line - 2 * row_lines;
+    if (line < row_lines)
+      from = p.rows, at = line;
+    else if (line < 2 * row_lines)
+      from = p.weights, at = line - row_lines;
+    prefetch_line(static_cast<const uint8_t*>(from) + at * kLine);
+  }
+}
+
 template <typename C>
 class Producer {
  public:
@@ -74,6 +94,7 @@ class Producer {
         ptx::mbarrier_wait(ptx::shared_address(&s_.empty[stage.at]), stage.parity ^ 1);
         const uint32_t full = ptx::shared_address(&s_.full[stage.at]);
         const uint32_t to = ptx::shared_address(s_.stages[stage.at]) + C::kImageBytes;
+        if (i == 0 && slot.parity == 0 && slot.at == 1) mark(p_, kAsked, true);
         ptx::mbarrier_arrive_expect_tx(full, C::kBlocks * bytes);
         MEGA_MOE_UNROLL
         for (int b = 0; b < C::kBlocks; ++b) ptx::cp_async_bulk(to + b * C::kBlockBytes, from + b * block, bytes, full);
@@ -82,48 +103,49 @@ class Producer {
     }
   }
 
-  // Asks for the activations of the items' steps, once they are there. One lane.
-  __device__ void images() {
+  // Brings the activations of the items' steps, once they are there. One warp, or two that share rows of x: `part`.
+  __device__ void images(int part) {
     namespace ptx = kernel_core::ptx;
-    if (lane_ != 0) return;
     Ring slot, stage;
+    const bool direct = C::kDirect && !p_.x_is_float, fused = (p_.parts_of_work & kFirst) != 0;
     bool gathered = !(p_.parts_of_work & kGather);
-    const bool fused = (p_.parts_of_work & kFirst) != 0;  // else an earlier launch made the hidden rows
+    if (direct && !gathered) {
+      wait_for_ranks(p_, 0, lane_);
+      __syncwarp();
+      gathered = true;
+    }
     for (;; slot.next(kSlots)) {
       ptx::mbarrier_wait(ptx::shared_address(&s_.known[slot.at]), slot.parity);
       const Item item = s_.slots[slot.at].item;
       if (item.kind == Kind::end) return;
-      if (item.kind == Kind::first && !gathered) {
-        wait_for_count(p_.state, kGathered, static_cast<int>(gridDim.x));
-        gathered = true;
+      if (direct && item.kind == Kind::first) {
+        if constexpr (C::kDirect) stage_rows(item, part, stage);
+      } else {
+        if (lane_ == 0 && part == 0) {
+          if (item.kind == Kind::first && !gathered) wait_for_count(p_.state, kGathered, static_cast<int>(gridDim.x));
+          if (item.kind == Kind::second && fused) wait_for_count(p_.state, kTileDone + item.tile, s_.plan.blocks1);
+          fence_proxy_async_all();
+        }
+        if (item.kind == Kind::first) gathered = true;
+        stage_image(item, part, stage);
       }
-      if (item.kind == Kind::second && fused) wait_for_count(p_.state, kTileDone + item.tile, s_.plan.blocks1);
-      fence_proxy_async_all();
-      const int columns = step_columns(format_of(item.ordinal)) * C::kSteps;
-      const int width = item.kind == Kind::first ? p_.d : p_.inter;
-      const auto bytes = static_cast<uint32_t>(C::stage_image_bytes(item.columns, columns));
-      const uint8_t* from = (item.kind == Kind::first ? p_.images : p_.hidden) +
-                            static_cast<int64_t>(item.image_row) * C::row_bytes(width);
-      MEGA_MOE_NO_UNROLL
-      for (int i = 0; i < width / columns; ++i, from += bytes) {
-        ptx::mbarrier_wait(ptx::shared_address(&s_.empty[stage.at]), stage.parity ^ 1);
-        const uint32_t full = ptx::shared_address(&s_.full[stage.at]);
-        ptx::mbarrier_arrive_expect_tx(full, bytes);
-        ptx::cp_async_bulk(ptx::shared_address(s_.stages[stage.at]), from, bytes, full);
-        stage.next(C::kStages);
-      }
-      ptx::mbarrier_arrive(ptx::shared_address(&s_.finished[slot.at]));
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.finished[slot.at]));
     }
   }
 
-  // Looks up the rows of items. One warp.
+  // Looks up the rows of items, then tells everybody that an item's results are stored. One warp.
   __device__ void rows() {
     namespace ptx = kernel_core::ptx;
     Ring slot;
+    if (p_.parts_of_work & kGather) {
+      wait_for_ranks(p_, 0, lane_);
+      __syncwarp();
+    }
     for (;; slot.next(kSlots)) {
       ptx::mbarrier_wait(ptx::shared_address(&s_.known[slot.at]), slot.parity);
       ItemSlot& its = s_.slots[slot.at];
-      if (its.item.kind == Kind::end) return;
+      if (its.item.kind == Kind::end) break;
       const bool shared = s_.plan.has_shared && its.item.ordinal == 0;
       for (int row = lane_; row < its.item.rows; row += 32) {
         const int at = its.item.first_row + row;
@@ -139,12 +161,93 @@ class Producer {
       __syncwarp();
       if (lane_ == 0) {
         ptx::mbarrier_arrive(ptx::shared_address(&s_.rows_known[slot.at]));
+        // Consumers go on meanwhile: what they have stored becomes visible in its own time.
+        ptx::mbarrier_wait(ptx::shared_address(&s_.stored[slot.at]), slot.parity);
+        announce_item(p_, s_.plan, its.item.kind, its.item.tile);
         ptx::mbarrier_arrive(ptx::shared_address(&s_.finished[slot.at]));
       }
+      __syncwarp();
     }
+    if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&s_.announced));
   }
 
  private:
+  // Of an item's activations, from images: what goes with a stage is contiguous. One lane of the first warp asks.
+  __device__ void stage_image(const Item& item, int part, Ring& stage) {
+    namespace ptx = kernel_core::ptx;
+    const int columns = step_columns(format_of(item.ordinal)) * C::kSteps;
+    const int width = item.kind == Kind::first ? p_.d : p_.inter, turns = width / columns;
+    const auto bytes = static_cast<uint32_t>(C::stage_image_bytes(item.columns, columns));
+    const uint8_t* from =
+        (item.kind == Kind::first ? p_.images : p_.hidden) + static_cast<int64_t>(item.image_row) * C::row_bytes(width);
+    MEGA_MOE_NO_UNROLL
+    for (int i = 0; i < turns; ++i, from += bytes) {
+      if (lane_ == 0) {
+        ptx::mbarrier_wait(ptx::shared_address(&s_.empty[stage.at]), stage.parity ^ 1);
+        const uint32_t full = ptx::shared_address(&s_.full[stage.at]);
+        if (part == 0) {
+          ptx::mbarrier_arrive_expect_tx(full, bytes);
+          ptx::cp_async_bulk(ptx::shared_address(s_.stages[stage.at]), from, bytes, full);
+        } else {
+          ptx::mbarrier_arrive(full);
+        }
+      }
+      stage.next(C::kStages);
+    }
+  }
+
+  // Of an item's activations, from x: a lane brings 16 bytes of a row for a stage. Rows of odd numbers are the second
+  // warp's. A stage is given on kLag stages later, so that the way from memory is not waited for.
+  __device__ void stage_rows(const Item& item, int part, Ring& stage) {
+    namespace ptx = kernel_core::ptx;
+    static_assert(C::kStages > 2);
+    constexpr int kRows = C::kColumns / 2, kLag = C::kStages > 6 ? 4 : C::kStages > 3 ? 2 : 1;
+    const bool shared = s_.plan.has_shared && item.ordinal == 0;
+    const int columns = step_columns(format_of(item.ordinal)) * C::kSteps, turns = p_.d / columns;
+    uint64_t mine = 0;
+    if (lane_ < item.rows) {
+      const int at = item.first_row + lane_;
+      const RankRow from = shared ? RankRow{p_.ranks.rank, at * p_.slots} : rank_row(p_.ranks, p_.rows[at]);
+      mine = reinterpret_cast<uint64_t>(static_cast<const uint16_t*>(p_.ranks.x[from.rank]) +
+                                        static_cast<int64_t>(from.row / p_.slots) * p_.d);
+    }
+    const uint16_t* row[kRows];
+    MEGA_MOE_UNROLL
+    for (int j = 0; j < kRows; ++j)
+      row[j] = reinterpret_cast<const uint16_t*>(__shfl_sync(0xFFFFFFFFu, mine, part + 2 * j)) + lane_ * 8;
+    mark(p_, kRowsFound, lane_ == 0 && part == 0 && stage.at == 0 && stage.parity == 0);
+    const bool inside = lane_ * 8 < columns;
+    Ring behind = stage;
+    MEGA_MOE_NO_UNROLL
+    for (int i = 0; i < turns; ++i) {
+      ptx::mbarrier_wait(ptx::shared_address(&s_.empty[stage.at]), stage.parity ^ 1);
+      const uint32_t to = ptx::shared_address(s_.stages[stage.at]);
+      MEGA_MOE_UNROLL
+      for (int j = 0; j < kRows; ++j) {
+        const int r = part + 2 * j;
+        if (inside && r < item.rows)
+          ptx::cp_async_16(to + static_cast<uint32_t>(image_offset(item.columns, r, lane_ * 16)),
+                           row[j] + static_cast<int64_t>(i) * columns);
+      }
+      ptx::cp_async_commit();
+      stage.next(C::kStages);
+      if (i >= kLag) {
+        ptx::cp_async_wait<kLag>();
+        give_on(behind);
+      }
+    }
+    ptx::cp_async_wait<0>();
+    for (int i = turns < kLag ? turns : kLag; i > 0; --i) give_on(behind);
+  }
+
+  // A warp's copies to a stage have landed.
+  __device__ void give_on(Ring& stage) const {
+    kernel_core::ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane_ == 0) kernel_core::ptx::mbarrier_arrive(kernel_core::ptx::shared_address(&s_.full[stage.at]));
+    stage.next(C::kStages);
+  }
+
   __device__ Format format_of(int ordinal) const {
     return s_.plan.has_shared && ordinal == 0 ? static_cast<Format>(p_.shared_format) : Format::mxfp4;
   }

@@ -12,13 +12,16 @@ struct Grid {
   cudaStream_t stream;
 };
 
-template <int kColumns, int kBlocks, int kSteps, int kStages, bool kFp8 = false>
+template <int kColumns, int kBlocks, int kSteps, int kStages, bool kFp8 = false, int kSplit = 1, int kPerSm = 1,
+          int kGroup = (kColumns <= 32 && kSplit == 1 && kPerSm == 1) ? 2 : 1>
 cudaError_t launch(const ExpertsParams& p, const Grid& grid) {
-  using C = ExpertConfig<kColumns, kBlocks, kSteps, kStages, kFp8>;
+  using C = ExpertConfig<kColumns, kBlocks, kSteps, kStages, kFp8, kSplit, kPerSm, kGroup>;
   constexpr size_t kBytes = sizeof(ExpertShared<C>);
-  static_assert(kBytes <= 232448, "more shared memory than a CTA can have");
+  static_assert((kBytes + 1024) * kPerSm <= 233472, "more shared memory than a CTA can have");
   const auto kernel = experts_kernel<C>;
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes)) return e;
+  if constexpr (C::kPerSm > 1)  // else an SM may keep too little of it for the second CTA
+    if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100)) return e;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -41,7 +44,8 @@ bool fits(const ExpertsParams& p, int ctas) {
                      (p.scale13 == nullptr) == (p.scale2 == nullptr) && !(p.scale13 && p.shared13);
   bool ranks = p.ranks.world <= kMostRanks && p.ranks.rank >= 0 && p.ranks.rank < p.ranks.world && p.ranks.rows > 0;
   for (int i = 0; ranks && i < p.ranks.world; ++i)
-    ranks = p.ranks.x[i] && p.ranks.weights[i] && p.ranks.parts[i] && (p.ranks.world == 1 || p.ranks.flags[i]);
+    ranks = p.ranks.world == 1 ? p.ranks.parts[i] != nullptr : p.ranks.flags[i] != nullptr;
+  // A rank without tokens may have no x, gains and parts: nobody asks for them.
   return sizes && given && ranks && (p.shared_format == 0 || p.shared_format == 1) &&
          static_cast<int64_t>(p.tokens) * (p.slots + 1) * (p.d / 1024 + 1) < (int64_t{1} << 31) - 1 &&
          aligned(p.x, 16) && aligned(p.out, 16) && aligned(p.w13, 16) && aligned(p.w2, 16) && aligned(p.shared13, 16) &&
@@ -65,8 +69,10 @@ ExpertsSizes experts_sizes(int64_t tokens, int64_t slots, int64_t d, int64_t int
           (kTileDone + most_tiles(tokens, slots, experts, shared, 8)) * 4};
 }
 
-// Variants: 0 what the token tile is made for, 1 items of one block, 2 of two blocks, 3 half of the stages; kPlain
-// more: not a cooperative launch.
+// Variants: 0 what the token tile is made for, 1 items of one block, 2 of two blocks, 3 as 2 with products asked for
+// piece by piece, 4 two blocks with two warpgroups each, 5 one block and two CTAs on an SM (`ctas` twice as many);
+// kPlain more: not a cooperative launch. 4 is there for tiles of 8 and 16, 5 for 8: with more columns their products
+// find no registers.
 constexpr int kPlain = 16;
 
 cudaError_t experts(const ExpertsParams& given, int columns, int variant, int ctas, cudaStream_t stream) {
@@ -77,11 +83,17 @@ cudaError_t experts(const ExpertsParams& given, int columns, int variant, int ct
   variant %= kPlain;
   if (p.scale13 != nullptr) return columns == 128 ? launch<128, 2, 1, 6, true>(p, grid) : cudaErrorInvalidValue;
   const bool wide = variant == 2 || (variant == 0 && columns >= 64);
+  if (variant == 4) {
+    if (columns == 8) return launch<8, 2, 2, 5, false, 2>(p, grid);
+    if (columns == 16) return launch<16, 2, 2, 4, false, 2>(p, grid);
+  }
+  if (variant == 5 && columns == 8) return launch<8, 1, 2, 4, false, 1, 2>(p, grid);
+  if (variant > 3) return cudaErrorInvalidValue;
   switch (columns + (variant == 3 ? 1 : 0)) {
     case 8:
       return wide ? launch<8, 2, 2, 5>(p, grid) : launch<8, 1, 2, 10>(p, grid);
     case 9:
-      return launch<8, 1, 2, 5>(p, grid);
+      return launch<8, 2, 2, 5, false, 1, 1, 1>(p, grid);
     case 16:
       return wide ? launch<16, 2, 2, 5>(p, grid) : launch<16, 1, 2, 8>(p, grid);
     case 32:

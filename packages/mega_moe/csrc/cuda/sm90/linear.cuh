@@ -17,28 +17,44 @@ namespace mega_moe::cuda {
 
 namespace ptx = kernel_core::ptx;
 
-// The CTA's columns of a tile of tokens as bfloat16 terms: [term][token][columns], zeros where there is no token.
+// The CTA's columns of the tokens held as bfloat16 terms: [term][token][columns], zeros where there is no token. A warp
+// takes 128 columns of a token at a time, and asks for some of them before it uses the first.
 template <typename Config>
-__device__ __forceinline__ void load_x(const LinearParams& a, int terms, int64_t group, int64_t first,
+__device__ __forceinline__ void load_x(const LinearParams& a, int terms, int64_t group, int64_t first, int held,
                                        const LinearSlice& slice, int64_t stride, uint8_t* to) {
+  constexpr int batch = Config::tiles == 1 ? 4 : 8;
   const int thread = linear_thread(), warp = thread / 32, lane = thread % 32;
-  const int64_t width = (slice.end - slice.begin) * Config::chunk;
-  for (int token = warp; token < Config::tokens; token += Config::warps) {
-    const float* from = a.x + ((first + token) * a.groups + group) * a.columns + slice.begin * Config::chunk;
-    MEGA_MOE_UNROLL_4
-    for (int64_t k = 4 * lane; k < width; k += 128) {
-      float4 v = {0, 0, 0, 0};
-      if (first + token < a.tokens) v = *reinterpret_cast<const float4*>(from + k);
+  const int width = static_cast<int>(slice.end - slice.begin) * Config::chunk;
+  const int runs = (width + 127) / 128;
+  for (int at = warp; at < held * runs; at += Config::warps * batch) {
+    float4 v[batch];
+    MEGA_MOE_UNROLL
+    for (int i = 0; i < batch; ++i) {
+      const int piece = at + i * Config::warps, token = piece / runs, k = piece % runs * 128 + 4 * lane;
+      v[i] = {0, 0, 0, 0};
+      if (piece < held * runs && k < width && first + token < a.tokens)
+        v[i] = *reinterpret_cast<const float4*>(a.x + ((first + token) * a.groups + group) * a.columns +
+                                                slice.begin * Config::chunk + k);
+    }
+    MEGA_MOE_UNROLL
+    for (int i = 0; i < batch; ++i) {
+      const int piece = at + i * Config::warps, token = piece / runs, k = piece % runs * 128 + 4 * lane;
+      if (piece >= held * runs || k >= width) continue;
+      uint8_t* place = to + token * stride + 2 * k;
+      if (terms == 1) {
+        *reinterpret_cast<uint2*>(place) = {pack_bf16(v[i].x, v[i].y), pack_bf16(v[i].z, v[i].w)};
+        continue;
+      }
       uint32_t t[4][3];
-      split_bf16(v.x, t[0]);
-      split_bf16(v.y, t[1]);
-      split_bf16(v.z, t[2]);
-      split_bf16(v.w, t[3]);
+      split_bf16(v[i].x, t[0]);
+      split_bf16(v[i].y, t[1]);
+      split_bf16(v[i].z, t[2]);
+      split_bf16(v[i].w, t[3]);
       MEGA_MOE_UNROLL
-      for (int i = 0; i < 3; ++i) {
-        if (i >= terms) break;
-        const uint2 pairs = {t[0][i] | t[1][i] << 16, t[2][i] | t[3][i] << 16};
-        *reinterpret_cast<uint2*>(to + (i * Config::tokens + token) * stride + 2 * k) = pairs;
+      for (int j = 0; j < 3; ++j) {
+        if (j >= terms) break;
+        const uint2 pairs = {t[0][j] | t[1][j] << 16, t[2][j] | t[3][j] << 16};
+        *reinterpret_cast<uint2*>(place + j * held * stride) = pairs;
       }
     }
   }
@@ -73,14 +89,14 @@ __device__ __forceinline__ void decode_weights(const uint32_t (&codes)[4][4], ui
   }
 }
 
-// One chunk of 64 columns.
+// One chunk of 64 columns. term_stride: bytes from a term of x to the next one.
 template <typename Config>
 __device__ __forceinline__ void multiply_chunk(const uint32_t (&operand)[4][2][4], uint32_t x, int64_t stride,
-                                               int terms, float (&sum)[2][Config::tiles][4]) {
+                                               int64_t term_stride, int terms, float (&sum)[2][Config::tiles][4]) {
   for (int term = terms - 1; term >= 0; --term) {  // the small ones first
     MEGA_MOE_UNROLL
     for (int n = 0; n < Config::tiles; ++n) {
-      const uint32_t at = x + static_cast<uint32_t>((term * Config::tokens + n * 8) * stride);
+      const uint32_t at = x + static_cast<uint32_t>(term * term_stride + n * 8 * stride);
       const uint4 low = ptx::load_shared_16(at), high = ptx::load_shared_16(at + 16);
       const uint32_t b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
       MEGA_MOE_UNROLL
@@ -97,7 +113,7 @@ __device__ __forceinline__ void linear_block(const LinearParams& a, const Linear
                                              int64_t tile, int rank, uint8_t* shared) {
   const int thread = linear_thread(), warp = thread / 32, lane = thread % 32;
   const int g = lane / 4, c = lane % 4;
-  const LinearShared at = linear_shared<Config>(a.columns, shape);
+  const LinearShared at = linear_shared(a.tokens, a.columns, shape);
   const LinearSlice slice = linear_slice(a.columns, shape.cluster, rank);
   const int64_t stride = linear_x_stride(a.columns, shape.cluster);
   const int64_t blocks_a_group = (a.rows + Config::rows - 1) / Config::rows;
@@ -129,13 +145,17 @@ __device__ __forceinline__ void linear_block(const LinearParams& a, const Linear
 
   uint8_t* scales = shared + at.scales + warp * linear_most_chunks(a.columns, shape.cluster) * 2;
   const int64_t scale_row = (group * a.rows + min(first, a.rows - 1)) / 32;
-  for (int64_t i = lane; i < (slice.end - slice.begin) * 2; i += 32)
-    scales[i] = a.scale[scale_row * (a.columns / 32) + slice.begin * 2 + i];
-  load_x<Config>(a, shape.terms, group, tile * Config::tokens, slice, stride, shared + at.x);
+  const uint8_t* from_scales = a.scale + scale_row * (a.columns / 32) + slice.begin * 2;
+  const int64_t scale_count = (slice.end - slice.begin) * 2;
+  const uint8_t own_scale = lane < scale_count ? from_scales[lane] : 0;  // on its way together with x
+  const int held = linear_held(Config::tokens, a.tokens);
+  load_x<Config>(a, shape.terms, group, tile * Config::tokens, held, slice, stride, shared + at.x);
+  if (lane < scale_count) scales[lane] = own_scale;
+  for (int64_t i = lane + 32; i < scale_count; i += 32) scales[i] = from_scales[i];
   __syncthreads();
 
   float sum[2][Config::tiles][4] = {};
-  const uint32_t x = ptx::shared_address(shared + at.x) + static_cast<uint32_t>(g * stride + 32 * c);
+  const uint32_t x = ptx::shared_address(shared + at.x) + static_cast<uint32_t>(min(g, held - 1) * stride + 32 * c);
   for (int64_t chunk = slice.begin; chunk < slice.end; ++chunk) {
     ptx::cp_async_wait<Config::stages - 2>();
     const int64_t local = chunk - slice.begin;
@@ -149,7 +169,7 @@ __device__ __forceinline__ void linear_block(const LinearParams& a, const Linear
     fetch(chunk + Config::stages - 1);
     uint32_t operand[4][2][4];
     decode_weights(codes, scales[local * 2 + c / 2], operand);
-    multiply_chunk<Config>(operand, x + static_cast<uint32_t>(local * 128), stride, shape.terms, sum);
+    multiply_chunk<Config>(operand, x + static_cast<uint32_t>(local * 128), stride, held * stride, shape.terms, sum);
   }
 
   __syncthreads();  // x was read
@@ -170,9 +190,14 @@ __device__ __forceinline__ void linear_block(const LinearParams& a, const Linear
     const int64_t token = tile * Config::tokens + in_tile;
     if (token >= a.tokens || row0 + r >= a.rows) continue;
     const uint32_t at_sum = ptx::shared_address(sums + in_tile * sum_stride + rank * share + r);
-    float total = linear_of_rank(at_sum, 0);
-    for (int other = 1; other < shape.cluster; ++other)
-      total = add_rn(total, linear_of_rank(at_sum, static_cast<uint32_t>(other)));
+    float part[8];
+    MEGA_MOE_UNROLL
+    for (int other = 0; other < 8; ++other)
+      if (other < shape.cluster) part[other] = linear_of_rank(at_sum, static_cast<uint32_t>(other));
+    float total = part[0];
+    MEGA_MOE_UNROLL
+    for (int other = 1; other < 8; ++other)
+      if (other < shape.cluster) total = add_rn(total, part[other]);
     a.out[(token * a.groups + group) * a.rows + row0 + r] = total;
   }
   linear_cluster_arrive();  // no CTA leaves while another reads its sums

@@ -12,8 +12,9 @@ constexpr int kRouteWarps = 4;  // small blocks leave less idle at the end
 
 template <typename Config>
 __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(RouteParams a) {
+  __shared__ Candidate scratch[kRouteWarps][kCandidates];
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouteWarps + threadIdx.x / 32;
-  if (token < a.tokens) route_token<Config>(a, token, static_cast<int>(threadIdx.x % 32));
+  if (token < a.tokens) route_token<Config>(a, token, static_cast<int>(threadIdx.x % 32), scratch[threadIdx.x / 32]);
 }
 
 // The block that is last to finish its tokens sorts the rows of all.
@@ -22,26 +23,36 @@ __global__ void __launch_bounds__(Config::threads, 1)
     route_permute_kernel(RouteParams a, PermuteParams p, int32_t* ticket) {
   extern __shared__ int32_t shared[];
   __shared__ bool last;
+  __shared__ Candidate scratch[Config::warps][kCandidates];
   const int64_t token = static_cast<int64_t>(blockIdx.x) * Config::warps + threadIdx.x / 32;
-  if (token < a.tokens) route_token<Config>(a, token, static_cast<int>(threadIdx.x % 32));
-  __threadfence();  // ids before the ticket
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(ticket, 1) == static_cast<int32_t>(gridDim.x) - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  if (threadIdx.x == 0) *ticket = 0;
-  permute_block(p, 0, 1, Config::warps, nullptr, shared);
+  if (token < a.tokens) route_token<Config>(a, token, static_cast<int>(threadIdx.x % 32), scratch[threadIdx.x / 32]);
+  if (gridDim.x > 1) {
+    __threadfence();  // ids before the ticket
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(ticket, 1) == static_cast<int32_t>(gridDim.x) - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *ticket = 0;
+  } else {
+    __syncthreads();
+  }
+  permute_block(p, 0, 1, Config::warps, nullptr, shared, [] {});
 }
+
+// The second of two launches starts while the first one runs, and waits for it where it needs its counts.
+__device__ __forceinline__ void start_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_last_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 __global__ void __launch_bounds__(PermuteConfig::threads) count_kernel(PermuteParams a, int32_t* block_counts) {
   extern __shared__ int32_t shared[];
+  start_next_launch();
   count_block(a, blockIdx.x, PermuteConfig::warps, block_counts, shared);
 }
 
 __global__ void __launch_bounds__(PermuteConfig::threads) permute_kernel(PermuteParams a, const int32_t* block_counts) {
   extern __shared__ int32_t shared[];
-  permute_block(a, blockIdx.x, gridDim.x, PermuteConfig::warps, block_counts, shared);
+  permute_block(a, blockIdx.x, gridDim.x, PermuteConfig::warps, block_counts, shared, [] { wait_for_last_launch(); });
 }
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -105,8 +116,18 @@ cudaError_t permute(const PermuteParams& a, void* workspace, cudaStream_t stream
     if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
   }
   if (const cudaError_t status = grow_shared(permute_kernel, bytes); status != cudaSuccess) return status;
-  permute_kernel<<<static_cast<unsigned>(blocks), PermuteConfig::threads, bytes, stream>>>(a, counts);
-  return cudaGetLastError();
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(PermuteConfig::threads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = blocks > 1 ? 1 : 0;
+  const cudaError_t launched = cudaLaunchKernelEx(&config, permute_kernel, a, static_cast<const int32_t*>(counts));
+  return launched != cudaSuccess ? launched : cudaGetLastError();
 }
 
 cudaError_t route_permute(const RouteParams& a, const PermuteParams& p, int32_t* ticket, cudaStream_t stream) {

@@ -12,14 +12,17 @@ from mega_moe.cuda.ranks import Ranks
 from mega_moe.cuda.route import permute
 
 TILES = (8, 16, 32, 64, 128)  # tokens of an expert that are multiplied at once
+DIRECT = 16  # tiles of at most so many rows read bfloat16 x where it lies
+TWICE = 5  # the variant with two CTAs on a multiprocessor
+_MANY = 24  # experts from which on items of two blocks share the work well enough
 CHAIN = (1, 2, 4, 8)  # gather, first product, second product, sum of slots: one launch each
-_MOST_EXPERTS = 512
+MOST_EXPERTS = 512
 
 
 def fits(packed: PackedExperts, x: torch.Tensor) -> bool:
     """Whether the device and the sizes are what the kernels are for."""
     ninety = torch.cuda.get_device_capability(x.device)[0] == 9
-    return ninety and x.shape[1] == packed.d and packed.w13.shape[0] <= _MOST_EXPERTS and aligned(x)
+    return ninety and x.shape[1] == packed.d and packed.w13.shape[0] <= MOST_EXPERTS and aligned(x)
 
 
 def token_tile(rows: int, experts: int) -> int:
@@ -29,6 +32,16 @@ def token_tile(rows: int, experts: int) -> int:
     """
     wanted = 2 * -(-rows // max(1, experts))
     return next((tile for tile in TILES if tile >= wanted), TILES[-1])
+
+
+def default_variant(rows: int, experts: int, tile: int) -> int:
+    """What was best on an H200 for `rows` (tokens times slots) over `experts`. No bit of a result depends on it."""
+    many = min(rows, experts) >= _MANY
+    if tile <= 16:
+        return 4 if many else 0
+    if tile == 32:
+        return 2 if many else 0
+    return 1 if tile == 64 and not many else 0
 
 
 def experts(
@@ -42,7 +55,7 @@ def experts(
     limit: float,
     out: torch.Tensor | None = None,
     tile: int | None = None,
-    variant: int = 0,
+    variant: int | None = None,
     ctas: int | None = None,
     chain: bool = False,
     ranks: Ranks | None = None,
@@ -52,6 +65,7 @@ def experts(
     x: bfloat16 or float32 [T, d] (rounded); out: the same dtype. offsets, rows: `mega_moe.cuda.route.permute` without
     the shared expert. chain: the same work as four launches, for comparison. With PackedExpertsFp8 activations are E4M3
     with a float32 scale for 128 channels of a row; there is no shared expert then, and token tiles have 128 rows.
+    variant: of csrc/cuda/sm90/experts.cu, by default what was best at such sizes; no bit depends on it.
     ranks: experts of several ranks; all ranks launch at the same time, each with CTAs that fit on the device beside
     the others', and offsets and rows are those of `mega_moe.cuda.ranks.number_rows`.
     """
@@ -67,6 +81,10 @@ def experts(
     shared = shared13 is not None
     columns = TILES[-1] if fp8 else token_tile(tokens * slots, count) if tile is None else tile
     require(columns in TILES, "tile", columns, f"one of {TILES}: tokens of experts at once")
+    if variant is None:
+        variant = 0 if fp8 else default_variant(tokens * slots, count, columns)
+    if ctas is None:
+        ctas = multiprocessors(x.device) * (2 if variant % 16 == TWICE else 1)
     everybody = tokens if ranks is None else ranks.everybody
     sizes = module.experts_sizes(everybody, slots, d, packed.inter, count, shared, columns)
     images, hidden, parts = (workspace(size, x.device) for size in sizes[:3])
@@ -106,7 +124,7 @@ def experts(
             tables=0 if table is None else table.data_ptr(),
             columns=columns,
             variant=variant,
-            ctas=multiprocessors(x.device) if ctas is None else ctas,
+            ctas=ctas,
             stream=stream(x.device),
         )
     return result
@@ -121,9 +139,13 @@ def fused_experts(
     limit: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`mega_moe.fused_experts`: sorts rows by expert, then one launch."""
+    """`mega_moe.fused_experts`: sorts rows by expert, then one launch. The result has the dtype of x."""
     offsets, rows = permute(ids, packed.w13.shape[0], shared=False)
-    return experts(x, ids, weights, packed, offsets, rows, limit=limit, out=out)
+    tile = token_tile(ids.numel(), packed.w13.shape[0])
+    result = torch.empty_like(x) if out is None else out
+    if tile <= DIRECT:  # the same rounding, and the kernel reads the rows itself
+        x = x.bfloat16()
+    return experts(x, ids, weights, packed, offsets, rows, limit=limit, out=result, tile=tile)
 
 
 def report(packed: PackedExperts | PackedExpertsFp8) -> list[int] | None:

@@ -61,9 +61,43 @@ def pack_experts(
         require(tuple(shared.w2.shape) == (d, inter), "shared.w2", list(shared.w2.shape), f"[{d}, {inter}]")
         a = pack_fp8(shared.w13, shared.s13, interleaved=True)
         b = pack_fp8(shared.w2, shared.s2, interleaved=False)
-    first = [pack_mxfp4(w13[e], s13[e], interleaved=True) for e in range(experts)]
-    second = [pack_mxfp4(w2[e], s2[e], interleaved=False) for e in range(experts)]
-    return PackedExperts(torch.stack(first), torch.stack(second), d, inter, new_state(w2.device), a, b)
+    # Expert by expert into the whole: beside it and the stored weights there is no room for a third copy.
+    first, second = (
+        torch.empty(experts, weight_bytes(*shape), dtype=torch.uint8, device=w2.device)
+        for shape in ((2 * inter, d), (d, inter))
+    )
+    for e in range(experts):
+        first[e] = pack_mxfp4(w13[e], s13[e], interleaved=True)
+        second[e] = pack_mxfp4(w2[e], s2[e], interleaved=False)
+    return PackedExperts(first, second, d, inter, new_state(w2.device), a, b)
+
+
+def weight_bytes(rows: int, columns: int) -> int:
+    """Of a packed MXFP4 weight."""
+    return rows // 128 * (columns // _STEP) * 2 * (_CODE_BYTES + _SCALE_BYTES)
+
+
+def holds(s13: torch.Tensor, s2: torch.Tensor, shared: SharedExpert | None) -> bool:
+    """Whether all scales have a place in the packed form. Reads back to the host."""
+    largest = max(int(s.max()) if s.numel() else 0 for s in (s13, s2))
+    fp8 = 0 if shared is None else max(int(shared.s13.max()), int(shared.s2.max()))
+    return largest <= LARGEST_SCALE and fp8 <= _LARGEST_FP8_SCALE
+
+
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def unpack_experts(packed: PackedExperts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Four | None]:
+    """The exact inverse of `pack_experts`: w13, s13, w2, s2, and those of the shared expert."""
+    d, inter = packed.d, packed.inter
+    first = [unpack_mxfp4(one, 2 * inter, d, interleaved=True) for one in packed.w13]
+    second = [unpack_mxfp4(one, d, inter, interleaved=False) for one in packed.w2]
+    shared = None
+    if packed.shared13 is not None and packed.shared2 is not None:
+        a = unpack_fp8(packed.shared13, 2 * inter, d, interleaved=True)
+        shared = (*a, *unpack_fp8(packed.shared2, d, inter, interleaved=False))
+    w13, s13, w2, s2 = (torch.stack([pair[i] for pair in side]) for side in (first, second) for i in (0, 1))
+    return w13, s13, w2, s2, shared
 
 
 def new_state(device: torch.device) -> torch.Tensor:

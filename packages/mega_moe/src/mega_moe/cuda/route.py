@@ -9,7 +9,7 @@ import torch
 from kernel_core.cuda import cuda_module, pointer, same_device, stream, workspace
 
 _MOST_EXPERTS, _MOST_SLOTS = 1024, 32
-_ONE_BLOCK = 8192  # ids that one block sorts
+_ONE_BLOCK = 2048  # ids that one block sorts
 _I32 = torch.int32
 
 

@@ -2,8 +2,9 @@
 
 On an NVIDIA GPU a kernel takes FP8 weights whose columns are a multiple of 64: they stream through registers, x stands
 for itself as three bfloat16 numbers, and sums are float32, so that the error is again that of a float32 product and a
-row's bits do not depend on the other rows. Other weights run in PyTorch's operators on a float32 copy made at each
-call.
+row's bits do not depend on the other rows. Only with `reproducible=False` many rows take PyTorch's bfloat16 product
+instead, on the same three numbers and a bfloat16 copy of the weight. Other weights run in PyTorch's operators on a
+float32 copy made at each call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mega_moe import library, reference
 from mega_moe.cuda import linear as cuda_linear
 from mega_moe.native import native
 
+_FEW = 64  # rows for which the kernel, bound by the weight's bytes, is the faster path
 _FORMATS = {torch.float8_e4m3fn: 1, torch.bfloat16: 2, torch.float32: 3}
 
 
@@ -45,7 +47,12 @@ def _explain(
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    reproducible: bool = True,
 ) -> torch.Tensor:
     """`x @ weight.T` on weights as they are stored, without expanding them.
 
@@ -53,6 +60,7 @@ def linear(
     weight: [o, i], float8_e4m3fn with scale uint8 [ceil(o/32), ceil(i/32)] (value = e4m3 * 2^(scale - 127)),
         or bfloat16 or float32 with scale None.
     out: float32 [T, o], optional, must not overlap the inputs.
+    reproducible: False lets a GPU choose the product by T, for more than 64 rows; a CPU does not need it.
     Returns float32 [T, o]. Every format is exact in float32 and sums are float32, so the error is that of a
     float32 product. On a CPU a row does not depend on the other rows, on its place, or on the thread count; on an
     NVIDIA GPU it does not where a kernel takes the weight.
@@ -73,6 +81,9 @@ def linear(
         return out.copy_(reference.linear(x, weight, scale))
     where = kernel_core.elsewhere("mega_moe.linear", x, kernels=True)
     if where == "cuda" and scale is not None and cuda_linear.fits(x, weight, scale, 1, out):
+        if not reproducible and tokens > _FEW and rows % 32 == 0:
+            result = library.linear_split(x, weight, scale)
+            return result if given is None else out.copy_(result)
         return cuda_linear.linear(x, weight, scale, out)
     if where:
         result = library.linear(x, weight, scale)

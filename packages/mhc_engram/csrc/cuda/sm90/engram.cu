@@ -25,44 +25,43 @@ __device__ __forceinline__ void e4m3x2_floats(uint32_t pair, float& low, float& 
 }
 
 // A piece is 128 values of a row, four a lane. All loads of eight pieces are on their way before the first is used:
-// rows lie anywhere, perhaps behind the link to the host.
+// rows lie anywhere, perhaps behind the link to the host. Few registers, so that many warps have such loads.
 constexpr int kPieces = 8;
+constexpr uint32_t kUnitScale = 127, kNanScale = 256;  // 256: a row that the table does not have
 
-__global__ void __launch_bounds__(kThreads) engram_gather_kernel(EngramGatherParams a, uint32_t pieces) {
+__global__ void __launch_bounds__(kThreads, 5) engram_gather_kernel(EngramGatherParams a, uint32_t pieces) {
   const uint32_t total = static_cast<uint32_t>(a.count) * pieces;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t lane_channel = threadIdx.x % 32 * 4;
   const uint64_t step = static_cast<uint64_t>(gridDim.x) * kWarps * kPieces;
   const uint64_t begin = (static_cast<uint64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kPieces;
   for (uint64_t at = begin; at < total; at += step) {
+    const uint32_t first = static_cast<uint32_t>(at), count = min(total - first, static_cast<uint32_t>(kPieces));
     int64_t row[kPieces];
     uint32_t codes[kPieces], scale[kPieces];
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const uint32_t piece = static_cast<uint32_t>(at) + static_cast<uint32_t>(i);
-      row[i] = at + static_cast<uint64_t>(i) < total ? a.rows[piece / pieces] : -1;
-    }
+    for (uint32_t i = 0; i < kPieces; ++i) row[i] = i < count ? a.rows[(first + i) / pieces] : -1;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int64_t channel = (static_cast<uint32_t>(at) + static_cast<uint32_t>(i)) % pieces * 128 + 4 * lane;
-      codes[i] = 0, scale[i] = 127;
-      if (row[i] < 0 || row[i] >= a.table_rows || channel >= a.dim) continue;
+    for (uint32_t i = 0; i < kPieces; ++i) {
+      const uint32_t channel = (first + i) % pieces * 128 + lane_channel;
+      codes[i] = 0, scale[i] = kUnitScale;
+      if (row[i] < 0 || channel >= a.dim) continue;
+      scale[i] = kNanScale;
+      // A row that the table does not have cannot be told to the host; it is at least not silent.
+      if (row[i] >= a.table_rows) continue;
       codes[i] = *reinterpret_cast<const uint32_t*>(a.table + row[i] * a.dim + channel);
       scale[i] = a.scale[(row[i] * a.dim + channel) / 32];
     }
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      if (at + static_cast<uint64_t>(i) >= total) break;
-      const uint32_t piece = static_cast<uint32_t>(at) + static_cast<uint32_t>(i);
-      const int64_t channel = piece % pieces * 128 + 4 * lane;
-      if (channel >= a.dim) continue;
+    for (uint32_t i = 0; i < kPieces; ++i) {
+      const uint32_t channel = (first + i) % pieces * 128 + lane_channel;
+      if (i >= count || channel >= a.dim) continue;
       float v[4];
       e4m3x2_floats(codes[i] & 0xFFFF, v[0], v[1]);
       e4m3x2_floats(codes[i] >> 16, v[2], v[3]);
-      // A row that the table does not have cannot be told to the host; it is at least not silent.
-      const float factor = row[i] < a.table_rows ? ue8m0_float(scale[i]) : bits_float(0x7FC00000);
+      const float factor = scale[i] < kNanScale ? ue8m0_float(scale[i]) : bits_float(0x7FC00000);
 #pragma unroll
       for (int e = 0; e < 4; ++e) v[e] = mul_rn(v[e], factor);
-      store_values(a.out + static_cast<int64_t>(piece / pieces) * a.dim + channel, v);
+      store_values(a.out + static_cast<int64_t>((first + i) / pieces) * a.dim + channel, v);
     }
   }
 }

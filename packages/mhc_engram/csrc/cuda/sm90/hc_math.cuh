@@ -103,14 +103,24 @@ __device__ __forceinline__ void sinkhorn(float (&c)[4][4], float hc_eps, int ite
   }
 }
 
+// What lane r < 24 multiplies and adds to dot product r.
+struct HcLogit {
+  float scale, base;
+};
+__device__ __forceinline__ HcLogit load_logit(const HcParams& p, int lane) {
+  constexpr int n = HcConfig::streams;
+  const int row = lane < HcConfig::coefficients ? lane : 0;
+  return {p.scale[row < 2 * n ? row / n : 2], p.base[row]};
+}
+
 // One warp, one token. Lane r < 24 brings dot product r, lane 24 the sum of squares. The Sinkhorn part runs alike in
 // every lane: a chain of 39 steps is shorter without an exchange in each.
-__device__ __forceinline__ void write_coefficients(const HcParams& p, int64_t token, float sum, int lane) {
+__device__ __forceinline__ void write_coefficients(const HcParams& p, const HcLogit& of, int64_t token, float sum,
+                                                   int lane) {
   constexpr int n = HcConfig::streams;
   const float squares = __shfl_sync(kAllLanes, sum, HcConfig::coefficients);
   const float rho = inverse_rms(squares, static_cast<float>(n * p.channels), p.norm_eps);
-  const int row = lane < HcConfig::coefficients ? lane : 0;
-  const float logit = add_rn(mul_rn(mul_rn(sum, rho), p.scale[row < 2 * n ? row / n : 2]), p.base[row]);
+  const float logit = add_rn(mul_rn(mul_rn(sum, rho), of.scale), of.base);
   const float gate = sigmoid(logit);
   if (lane < n) p.pre_out[token * n + lane] = add_rn(gate, p.hc_eps);
   if (lane >= n && lane < 2 * n) p.post_out[token * n + lane - n] = mul_rn(2.0f, gate);

@@ -29,6 +29,11 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
+// The line of 128 bytes to the second-level cache.
+__device__ __forceinline__ void prefetch_line(const float* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
+
 // A float at the same place of shared memory in CTA `rank` of the cluster.
 __device__ __forceinline__ float load_of_rank(const float* p, uint32_t rank) {
   float v;

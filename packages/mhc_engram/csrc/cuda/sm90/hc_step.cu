@@ -5,55 +5,101 @@ namespace mhc_engram::cuda {
 namespace {
 
 template <typename Parts>
-__global__ void __launch_bounds__(HcConfig::threads, 1) hc_step_kernel(HcParams p, HcShape shape) {
+__global__ void __launch_bounds__(Parts::threads, Parts::warps == 4 ? 2 : 1)
+    hc_step_kernel(HcParams p, HcShape shape, bool cold) {
   extern __shared__ __align__(16) float shared[];
-  hc_block<Parts>(p, shape, blockIdx.x / shape.cluster, cluster_rank(), shared);
+  hc_block<Parts>(p, shape, cold, blockIdx.x / shape.cluster, cluster_rank(), shared);
 }
+
+// Up to so many tokens, each CTA asks for its part of fn at once: its reads would wait for memory one after the other.
+constexpr int64_t kColdTokens = 256;
 
 template <typename Parts>
 cudaError_t launch(const HcParams& p, const HcShape& shape, cudaStream_t stream) {
   const int64_t tiles = (p.tokens + shape.tile - 1) / shape.tile;
   if (tiles > INT32_MAX / shape.cluster) return cudaErrorInvalidValue;
-  const size_t bytes = hc_shared(hc_plan(p.channels, shape.cluster), shape.tile, Parts::mix).floats * sizeof(float);
+  const size_t bytes =
+      hc_shared(hc_plan(p.channels, shape.cluster), shape, Parts::coefficients, Parts::mix).floats * sizeof(float);
   const auto kernel = hc_step_kernel<Parts>;
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (status != cudaSuccess) return status;
+  if (shape.cluster > 8) {
+    const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (allowed != cudaSuccess) return allowed;
+  }
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
   cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(tiles * shape.cluster));
-  config.blockDim = dim3(HcConfig::threads);
+  config.blockDim = dim3(Parts::threads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, p, shape);
+  const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, p, shape, p.tokens <= kColdTokens);
   return launched != cudaSuccess ? launched : cudaGetLastError();
 }
 
-template <int Halves>
+// The step of a model whose width is known.
+template <bool Update, int Halves, int Warps>
+cudaError_t whole(const HcParams& p, const HcShape& shape, cudaStream_t stream) {
+  constexpr int usual = 5120;
+  return p.channels == usual ? launch<HcParts<Update, true, true, Halves, Warps, usual>>(p, shape, stream)
+                             : launch<HcParts<Update, true, true, Halves, Warps>>(p, shape, stream);
+}
+
+template <int Halves, int Warps>
 cudaError_t by_parts(const HcParams& p, const HcShape& shape, cudaStream_t stream) {
   switch ((p.y ? 1 : 0) | (p.fn ? 2 : 0) | (p.pre_mix ? 4 : 0)) {
     case 1:
-      return launch<HcParts<true, false, false, Halves>>(p, shape, stream);
+      return launch<HcParts<true, false, false, Halves, Warps>>(p, shape, stream);
     case 2:
-      return launch<HcParts<false, true, false, Halves>>(p, shape, stream);
+      return launch<HcParts<false, true, false, Halves, Warps>>(p, shape, stream);
     case 3:
-      return launch<HcParts<true, true, false, Halves>>(p, shape, stream);
+      return launch<HcParts<true, true, false, Halves, Warps>>(p, shape, stream);
     case 4:
-      return launch<HcParts<false, false, true, Halves>>(p, shape, stream);
+      return launch<HcParts<false, false, true, Halves, Warps>>(p, shape, stream);
     case 5:
-      return launch<HcParts<true, false, true, Halves>>(p, shape, stream);
+      return launch<HcParts<true, false, true, Halves, Warps>>(p, shape, stream);
     case 6:
-      return launch<HcParts<false, true, true, Halves>>(p, shape, stream);
+      return whole<false, Halves, Warps>(p, shape, stream);
     case 7:
-      return launch<HcParts<true, true, true, Halves>>(p, shape, stream);
+      return whole<true, Halves, Warps>(p, shape, stream);
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+// Clusters that the current device runs at once; what is safe where it does not say.
+HcRoom ask_room(int64_t multiprocessors) {
+  HcRoom room = hc_room(multiprocessors);
+  const auto kernel = hc_step_kernel<HcParts<true, true, true, 2, 8>>;
+  constexpr int bytes = 128 << 10;  // one CTA on a multiprocessor
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    return room;
+  }
+  for (int i = 0; i < HcRoom::sizes && 1 << i <= 8; ++i) {
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = 1u << i;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1u << (i + 8));
+    config.blockDim = dim3(256);
+    config.dynamicSmemBytes = bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess && count > 0)
+      room.clusters[i] = count;
+    else
+      cudaGetLastError();
+  }
+  return room;
 }
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -61,13 +107,15 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 }  // namespace
 
 HcShape hc_shape(int64_t tokens, int64_t channels, int64_t multiprocessors) {
-  return hc_choose(tokens, channels, multiprocessors);
+  static const HcRoom room = ask_room(multiprocessors);  // devices of a process are of one kind
+  return hc_choose(tokens, channels, room);
 }
 
 cudaError_t hc_step(const HcParams& p, const HcShape& shape, cudaStream_t stream) {
   const bool mixes = p.pre_mix != nullptr;
-  if (p.tokens < 0 || p.channels <= 0 || p.channels % HcConfig::chunk) return cudaErrorInvalidValue;
-  if (!hc_fits(p.channels, shape, mixes)) return cudaErrorInvalidValue;
+  if (p.tokens < 0 || p.channels <= 0 || p.channels % HcConfig::chunk || p.channels > INT32_MAX / 128)
+    return cudaErrorInvalidValue;
+  if (!hc_fits(p.channels, shape)) return cudaErrorInvalidValue;
   if (p.tokens == 0) return cudaSuccess;
   if (!p.streams || !aligned(p.streams) || !aligned(p.y) || !aligned(p.fn)) return cudaErrorInvalidValue;
   if (!aligned(p.norm_weight) || !aligned(p.mixed) || !aligned(p.codes)) return cudaErrorInvalidValue;
@@ -77,7 +125,9 @@ cudaError_t hc_step(const HcParams& p, const HcShape& shape, cudaStream_t stream
   if (!aligned(p.comb_out) || (!p.y && !p.fn && !mixes)) return cudaErrorInvalidValue;
   if (mixes && !p.mixed && !p.codes) return cudaErrorInvalidValue;
   if (p.codes && (!p.code_scales || p.channels % 32)) return cudaErrorInvalidValue;
-  return shape.tile <= 8 ? by_parts<1>(p, shape, stream) : by_parts<2>(p, shape, stream);
+  if (shape.warps == 4)
+    return hc_halves(shape.tile) == 1 ? by_parts<1, 4>(p, shape, stream) : by_parts<2, 4>(p, shape, stream);
+  return hc_halves(shape.tile) == 1 ? by_parts<1, 8>(p, shape, stream) : by_parts<2, 8>(p, shape, stream);
 }
 
 }  // namespace mhc_engram::cuda

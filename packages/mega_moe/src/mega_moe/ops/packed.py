@@ -1,0 +1,70 @@
+"""Routed and shared experts whose weights are kept packed alone."""
+
+from __future__ import annotations
+
+import torch
+
+import kernel_core
+from mega_moe.cuda import experts as cuda_experts
+from mega_moe.cuda import experts_sm100, layout
+from mega_moe.ops.experts import fused_experts
+from mega_moe.weights import SharedExpert
+
+
+def packed_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: layout.PackedExperts | experts_sm100.PackedExpertsSm100,
+    *,
+    limit: float = 10.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`mega_moe.fused_experts` from packed weights, for callers that have given the stored ones away.
+
+    x: float32 [T, d]; ids: int32 [T, k]; weights: float32 [T, k]; out: float32 [T, d], optional. Where the kernels do
+    not run (a CPU, `kernel_core.using("library")`, rows that are not aligned) weights are unpacked for every call: the
+    same results as `fused_experts`, for comparisons and not for speed.
+    """
+    where = kernel_core.elsewhere("mega_moe.packed_experts", x, kernels=True)
+    kernels = where == "cuda" and not kernel_core.use_reference()
+    if isinstance(packed, experts_sm100.PackedExpertsSm100):
+        if kernels and experts_sm100.fits(packed, x):
+            return experts_sm100.fused_experts(x, ids, weights, packed, limit=limit, out=out)
+        *stored, same = experts_sm100.unpack_experts(packed)
+        return fused_experts(x, ids, weights, *stored, limit=limit, shared=same, out=out)
+    if kernels and cuda_experts.fits(packed, x):
+        return cuda_experts.fused_experts(x, ids, weights, packed, limit=limit, out=out)
+    w13, s13, w2, s2, shared = layout.unpack_experts(packed)
+    whole = None if shared is None else SharedExpert(*shared)
+    return fused_experts(x, ids, weights, w13, s13, w2, s2, limit=limit, shared=whole, out=out)
+
+
+def pack_for(
+    device: torch.device,
+    w13: torch.Tensor,
+    s13: torch.Tensor,
+    w2: torch.Tensor,
+    s2: torch.Tensor,
+    shared: SharedExpert | None,
+) -> layout.PackedExperts | experts_sm100.PackedExpertsSm100 | None:
+    """Packed by `mega_moe.cuda.layout` or `experts_sm100`, whichever has kernels for `device`; else None."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if capability == (10, 0):
+        return experts_sm100.pack_where_it_fits(w13, s13, w2, s2, shared)
+    if capability[0] != 9:
+        return None
+    return pack_where_it_fits(w13, s13, w2, s2, shared)
+
+
+def pack_where_it_fits(
+    w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor, shared: SharedExpert | None
+) -> layout.PackedExperts | None:
+    """None for widths or scales that the packed form cannot hold."""
+    experts, d, half = w2.shape
+    same_width = shared is None or tuple(shared.w2.shape) == (d, 2 * half)
+    if not layout.fits(d, 2 * half) or experts > cuda_experts.MOST_EXPERTS or not same_width:
+        return None
+    if not layout.holds(s13, s2, shared):
+        return None
+    return layout.pack_experts(w13, s13, w2, s2, shared)
