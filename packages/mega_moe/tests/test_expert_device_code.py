@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from kernel_core.testing import assert_bitwise, assert_close
+from kernel_core.testing.child import load_file
 from kernel_core.testing.host import address, host_library
 from mega_moe import reference
 from mega_moe.cuda import layout, layout_fp8
 from mega_moe.cuda.ranks import number_rows
 
 HERE = Path(__file__).parent
+CASES = load_file(HERE / "expert_cases.py")
+sort_rows, random_ids, quantized = CASES.sort_rows, CASES.random_ids, CASES.quantized
 GATHER, FIRST, SECOND, COMBINE, ALL = 1, 2, 4, 8, 15
 SECONDS = 60
 
@@ -30,15 +33,6 @@ def lib(tmp_path_factory):
     ]
     library.run_experts.restype = ctypes.c_char_p
     return library
-
-
-def sort_rows(ids, experts):
-    """Rows by expert, stable: prefix sums and position to token * slots + slot."""
-    flat = ids.flatten()
-    key = torch.where((flat >= 0) & (flat < experts), flat, experts)
-    order = key.argsort(stable=True).int()
-    counts = torch.bincount(key, minlength=experts + 1)[:experts]
-    return torch.cat([torch.zeros(1), counts.cumsum(0)]).int(), order
 
 
 class Case:
@@ -124,10 +118,6 @@ def one(row, full13, full2, weight):
     return (full2.double() @ hidden.bfloat16().double()).float()
 
 
-def random_ids(tokens, slots, experts):
-    return torch.stack([torch.randperm(experts)[:slots] for _ in range(tokens)]).int()
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_few_rows(lib, weights, seed):
     case = Case(weights, random_ids(3, 2, 4))
@@ -200,14 +190,6 @@ def test_nobody_at_home(lib, weights):
 def test_no_bit_depends_on_who_goes_first(lib, weights, seed):
     case = Case(weights, random_ids(4, 2, 4), d=256)
     assert_bitwise(case.run(lib, seed=seed, ctas=1 + seed % 3), case.run(lib))
-
-
-def quantized(rows):
-    """E4M3 with a float32 scale for 128 channels of a row, as numbers."""
-    groups = rows.unflatten(-1, (-1, 128))
-    top = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(top > 0, torch.full_like(top, 448) / top, 0.0)
-    return ((groups * inverse).to(torch.float8_e4m3fn).float() * (top / 448)).flatten(-2)
 
 
 def expected_fp8(case):

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from kernel_core.testing import assert_bitwise
+from kernel_core.testing.child import load_file
 from kernel_core.testing.host import address, host_library
 from mega_moe import reference
 from mega_moe.cuda import layout, layout_fp8
 
 HERE = Path(__file__).parent
+CASES = load_file(HERE / "expert_cases.py")
+sort_rows, random_ids, quantized = CASES.sort_rows, CASES.random_ids, CASES.quantized
 SECONDS = 120
 
 
@@ -24,16 +27,6 @@ def lib(tmp_path_factory):
     library.run_prefill.restype = ctypes.c_char_p
     library.prefill_tiles.restype = ctypes.c_int64
     return library
-
-
-def sort_rows(ids, experts):
-    flat = ids.flatten()
-    key = torch.where((flat >= 0) & (flat < experts), flat, experts)
-    order = key.argsort(stable=True).int()
-    counts = torch.bincount(key, minlength=experts + 1)[:experts]
-    offsets = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
-    order[int(offsets[-1]) :] = -1
-    return offsets, order
 
 
 class Case:
@@ -99,20 +92,8 @@ def guarded_bytes(size):
     return whole[:size], whole
 
 
-def quantized(rows):
-    """E4M3 with a float32 scale for 128 channels of a row, as numbers."""
-    groups = rows.unflatten(-1, (-1, 128))
-    top = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(top > 0, torch.full_like(top, 448) / top, 0.0)
-    return ((groups * inverse).to(torch.float8_e4m3fn).float() * (top / 448)).flatten(-2)
-
-
 def bfloat(rows):
     return rows.bfloat16().float()
-
-
-def random_ids(tokens, slots, experts):
-    return torch.stack([torch.randperm(experts)[:slots] for _ in range(tokens)]).int()
 
 
 def close(got, case, limit=1e-3):

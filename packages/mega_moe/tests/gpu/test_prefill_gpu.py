@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from kernel_core import formats
 from kernel_core.testing import assert_bitwise
+from kernel_core.testing.child import load_file
 from mega_moe.cuda import experts as fused
 from mega_moe.cuda import layout, layout_fp8, prefill
 
@@ -17,32 +19,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
+CASES = load_file(Path(__file__).parents[1] / "expert_cases.py")
+sort_rows, random_ids, quantized = CASES.sort_rows, CASES.random_ids, CASES.quantized
 LIMIT = 10.0
 VARIANTS = list(itertools.product(prefill.TILES, (False, True)))
-
-
-@pytest.fixture(autouse=True)
-def _exact_products():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def sort_rows(ids, experts):
-    """Rows by expert, stable: prefix sums and position to token * slots + slot, -1 behind the last."""
-    flat = ids.flatten().long()
-    key = torch.where((flat >= 0) & (flat < experts), flat, experts)
-    order = key.argsort(stable=True).int()
-    counts = torch.bincount(key, minlength=experts + 1)[:experts]
-    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-    order[int(offsets[-1]) :] = -1
-    return offsets, order
-
-
-def random_ids(tokens, slots, experts):
-    picks = [torch.randperm(experts)[:slots] for _ in range(tokens)]
-    return torch.stack(picks).int() if picks else torch.empty(0, slots, dtype=torch.int32)
 
 
 class Case:
@@ -81,14 +61,6 @@ class Case:
         prefill.experts(x, self.ids, self.gains, self.packed, self.offsets, self.rows, limit=LIMIT, out=out, **options)
         assert (guarded[0] == 77).all() and (guarded[-1] == 77).all()
         return out.clone()
-
-
-def quantized(rows):
-    """E4M3 with a float32 scale for 128 channels of a row, as numbers."""
-    groups = rows.unflatten(-1, (-1, 128))
-    top = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(top > 0, torch.full_like(top, 448) / top, 0.0)
-    return ((groups * inverse).to(torch.float8_e4m3fn).float() * (top / 448)).flatten(-2)
 
 
 def close(got, case):
