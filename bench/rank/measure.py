@@ -87,9 +87,12 @@ def measure(
     work = chunks(model.config.vocab_size, sequences, tokens, context)
     model.reserve_positions(context + tokens)
     batch = to_device(StepBatch.build(work, model.ratios), model.device)
-    run: Callable[[], object] = lambda: model.forward(batch, cache)  # noqa: E731
+
+    def run() -> torch.Tensor:
+        return model.forward(batch, cache)
+
     run()
-    replay = _captured(run) if graph else run
+    replay: Callable[[], object] = _captured(run) if graph else run
     device_us = timer(replay) if graph else _waited(replay, model.device)
     wall_us = _waited(lambda: (to_device(StepBatch.build(work, model.ratios), model.device), replay()), model.device)
     with recording() as record:
@@ -105,11 +108,11 @@ def measure(
     )
 
 
-def _captured(run: Callable[[], object]) -> Callable[[], object]:
+def _captured(run: Callable[[], torch.Tensor]) -> Callable[[], object]:
     from orchestrator.engine.graphs import CudaGraph
 
     graph = CudaGraph(torch.cuda.graph_pool_handle())
-    graph.capture(run)  # type: ignore[arg-type]
+    graph.capture(run)
     return graph.replay
 
 

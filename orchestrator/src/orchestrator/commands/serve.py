@@ -42,7 +42,7 @@ class ServeOptions:
 def serve(options: ServeOptions) -> int:
     """Serve until interrupted; returns the exit status."""
     use_threads(options.threads)
-    check_device(options.device)
+    device = check_device(options.device)
     keys = read_keys(options.api_key_file)
     settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     from orchestrator.server.run import make_server, open_socket
@@ -69,7 +69,7 @@ def serve(options: ServeOptions) -> int:
             max_model_len=options.max_context,
             max_step_tokens=max(EngineConfig.max_step_tokens, options.max_num_seqs),
             dense=dense,  # type: ignore[arg-type]
-            device=options.device,  # type: ignore[arg-type]
+            device=device,
         )
         model = load_model(folder, dense=config.dense, device=config.device)
         try:

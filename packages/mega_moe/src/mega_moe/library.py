@@ -83,7 +83,16 @@ def _gated(both: torch.Tensor, limit: float) -> torch.Tensor:
     return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
-def _few(x, ids, weights, w13, s13, w2, s2, limit):  # type: ignore[no-untyped-def]
+def _few(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    s13: torch.Tensor,
+    w2: torch.Tensor,
+    s2: torch.Tensor,
+    limit: float,
+) -> torch.Tensor:
     """float32 [T, k, d]: what each slot adds, zeros where it is empty."""
     tokens, slots = ids.shape
     expert = ids.flatten().long().clamp(0, w13.shape[0] - 1)
@@ -95,7 +104,16 @@ def _few(x, ids, weights, w13, s13, w2, s2, limit):  # type: ignore[no-untyped-d
     return torch.where((ids >= 0).unsqueeze(-1), parts, 0.0)
 
 
-def _many(x, ids, weights, w13, s13, w2, s2, limit):  # type: ignore[no-untyped-def]
+def _many(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    s13: torch.Tensor,
+    w2: torch.Tensor,
+    s2: torch.Tensor,
+    limit: float,
+) -> torch.Tensor:
     """As `_few`, every expert over every row, some experts at a time."""
     count, rows, _ = w13.shape
     parts = x.new_zeros(*ids.shape, x.shape[1])

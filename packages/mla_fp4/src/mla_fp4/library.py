@@ -5,6 +5,8 @@ What a GPU runs where no kernel takes the shapes. Attention, norm and rows share
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from kernel_core import formats
@@ -104,7 +106,15 @@ def _scores(
     return scores.masked_fill_(hidden, -torch.inf)
 
 
-def _row_scores(q, head_weights, pages, rows_per_block, block_table, cu_seqlens, visible):  # type: ignore[no-untyped-def]
+def _row_scores(
+    q: torch.Tensor,
+    head_weights: torch.Tensor,
+    pages: torch.Tensor,
+    rows_per_block: int,
+    block_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    visible: torch.Tensor,
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """Parts of the rows, so many that their keys fit, and their scores."""
     rows, width = q.shape[0], block_table.shape[1] * rows_per_block
     if rows == 0:
