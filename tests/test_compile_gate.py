@@ -96,6 +96,41 @@ def test_machine_code(gate):
     assert "1 STL" in fault
 
 
+PRODUCTS = """
+        /*0010*/                   QGMMA.64x64x32.F32.E4M3.E4M3 R56, R96, gdesc[UR36], RZ, !UPT, gsb0 ; /* 0x0 */
+        /*0020*/                   QGMMA.64x64x32.F32.E4M3.E4M3 R24, R96, gdesc[UR20], RZ, !UPT, gsb0 ; /* 0x0 */
+        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;                                      /* 0x0 */
+        /*0040*/                   FFMA R5, R56, R152, R5 ;                                             /* 0x0 */
+        /*0050*/                   LDS.64 R56, [R178+0x4440] ;                                          /* 0x0 */
+        /*0060*/                   STS.64 [R24+0x4440], R56 ;                                           /* 0x0 */
+        {}
+        /*0080*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                                      /* 0x0 */
+        /*0090*/                   IMAD.SHL.U32 R24, R0, 0x8, RZ ;                                      /* 0x0 */
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/*0070*/ FFMA R5, R56, R152, R5 ;", []),
+        ("/*0070*/ @!P0 LDS R55, [R154+0x8a00] ;", ["LDS R55, [R154+0x8a00]"]),
+        ("/*0070*/ LDS.128 R20, [R155+0x6a00] ;", []),
+        ("/*0070*/ LDS.128 R22, [R155+0x6a00] ;", ["LDS.128 R22, [R155+0x6a00]"]),
+        ("/*0070*/ LOP3.LUT P0, R24, R24, 0x18, RZ, 0xc0, !PT ;", ["LOP3.LUT P0, R24, R24, 0x18, RZ, 0xc0, !PT"]),
+        ("/*0070*/ IMAD.WIDE.U32 R23, R12, 0x4, R6 ;", ["IMAD.WIDE.U32 R23, R12, 0x4, R6"]),
+    ],
+)
+def test_registers_of_products_under_way(gate, line, expected):
+    """After a wait for all groups but the last, only the last one's sums are owned; reads and stores write nothing."""
+    text = PRODUCTS.format("        " + line)
+    assert gate.owned_writes(text.splitlines()) == expected
+    first, _ = gate.parse(PTXAS)
+    first.owned = gate.functions_of("\t\tFunction : _Z5firstPf\n" + text)["_Z5firstPf"]
+    first.owned = gate.owned_writes(first.owned)
+    faults = gate.faults([first], {})
+    assert len(faults) == len(expected) and all("product under way" in fault for fault in faults)
+
+
 def test_architectures(gate, tmp_path):
     """By name; what the package lists as common, for both."""
     (tmp_path / "CMakeLists.txt").write_text(

@@ -160,6 +160,16 @@ def test_a_block_for_each_two_warpgroups(lib, weights, columns):
     assert_bitwise(case.run(lib, columns=columns, split=True, ctas=2, seed=columns), case.run(lib))
 
 
+@pytest.mark.parametrize("slots", [1, 2, 7])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_sums_of_few_and_many_slots(lib, weights, slots, ctas):
+    """More places than a thread takes at once, and a rest; with and without the shared expert."""
+    for shared in (False, True):
+        case = Case(weights, random_ids(37, slots, 3), shared=shared)
+        got = case.run(lib, columns=64, ctas=ctas, seed=slots)
+        assert_close(got, case.expected(), atol=2e-3, rtol=2e-3)
+
+
 def test_no_shared_expert(lib, weights):
     ids = random_ids(5, 3, 4)
     ids[2] = -1

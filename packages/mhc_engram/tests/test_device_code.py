@@ -24,7 +24,7 @@ def lib(tmp_path_factory):
         pytest.skip("needs the checkout: a block on host threads stands in mla_fp4's tests")
     folder = tmp_path_factory.mktemp("hc")
     library = host_library(HERE / "host/hc_threads.cpp", folder, HERE.parent / "csrc", HERE / "host/stub", THREADS)
-    library.hc_threads.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int] * 4 + [ctypes.c_void_p] * 15
+    library.hc_threads.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int] * 6 + [ctypes.c_void_p] * 15
     library.engram_gate_host.argtypes = [ctypes.c_float] * 3 + [ctypes.c_int64, ctypes.c_float]
     library.engram_gate_host.restype = ctypes.c_float
     return library
@@ -34,7 +34,7 @@ def at(tensor):
     return None if tensor is None else tensor.data_ptr()
 
 
-def run(lib, step, parts, tile, *, cluster=1, warps=4, norm=True, quantized=False):
+def run(lib, step, parts, tile, *, cluster=1, warps=4, stay=0, clusters=0, norm=True, quantized=False):
     X = step.X.clone()
     T, n, d = X.shape
     nan = float("nan")
@@ -43,9 +43,9 @@ def run(lib, step, parts, tile, *, cluster=1, warps=4, norm=True, quantized=Fals
     codes = torch.full((T, d), 0x55, dtype=torch.uint8) if quantized else None
     scales = torch.full((T, max(1, d // 32)), 0x55, dtype=torch.uint8) if quantized else None
     done = lib.hc_threads(
-        T, d, parts, cluster, tile, warps, at(X), at(step.y), at(step.post), at(step.comb), at(step.fn), at(step.base),
-        at(step.scale), at(pre), at(post), at(comb), at(step.pre_mix), at(step.norm_weight) if norm else None,
-        at(mixed), at(codes), at(scales),
+        T, d, parts, cluster, tile, warps, stay, clusters, at(X), at(step.y), at(step.post), at(step.comb), at(step.fn),
+        at(step.base), at(step.scale), at(pre), at(post), at(comb), at(step.pre_mix),
+        at(step.norm_weight) if norm else None, at(mixed), at(codes), at(scales),
     )  # fmt: skip
     assert done == 0
     return X, mixed, (pre, post, comb), codes, scales
@@ -84,6 +84,27 @@ def test_parts_alone_and_any_cut_give_the_same_bits(lib, make_step):
     assert_close(plain, reference.hc_mix(updated, step.pre_mix, None), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("T", "d", "parts", "tile", "cluster", "stay", "clusters"),
+    [
+        (7, 64, 7, 3, 4, 1, 1),  # three tiles of one cluster, most warps without a chunk
+        (7, 64, 6, 2, 4, 1, 2),  # four tiles of two clusters, no update
+        (44, 96, 7, 20, 8, 1, 1),  # two groups of 16 tokens, and a last tile of 4
+        (41, 1040, 7, 20, 4, 1, 2),  # a unit with two chunks
+        (70, 64, 7, 35, 4, 1, 1),  # three groups
+        (27, 96, 7, 20, 4, 2, 1),  # fn in shared memory, a half of the tile to each half of the warps
+    ],
+)
+def test_clusters_that_stay_give_the_same_bits(lib, make_step, T, d, parts, tile, cluster, stay, clusters):
+    step = make_step(T, d)
+    quantized = d % 32 == 0
+    wanted = run(lib, step, parts, 8, quantized=quantized)
+    made = run(lib, step, parts, tile, cluster=cluster, stay=stay, clusters=clusters, quantized=quantized)
+    for a, b in zip((*made[:2], *made[2], *made[3:]), (*wanted[:2], *wanted[2], *wanted[3:]), strict=True):
+        if b is not None:
+            assert_bitwise(a, b)
+
+
 def test_bad_values_stay_in_their_row(lib, make_step):
     step = make_step(3, 64)
     clean = run(lib, step, 7, 16)
@@ -103,9 +124,9 @@ def test_plans(lib, channels):
     for cluster in (1, 2, 4, 8, 16):
         assert lib.hc_covers(ctypes.c_int64(channels), cluster)
     for tokens in (1, 2, 7, 64, 256, 257, 513, 4096, 10**6):
-        chosen = (ctypes.c_int * 3)()
+        chosen = (ctypes.c_int * 4)()
         lib.hc_chosen(*map(ctypes.c_int64, (tokens, channels, 132)), chosen)
-        assert chosen[2] and 1 <= chosen[1] <= 16
+        assert chosen[2] and 1 <= chosen[1] <= (48 if chosen[3] else 16)
 
 
 def test_engram_rows(lib):

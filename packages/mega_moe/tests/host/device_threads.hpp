@@ -88,6 +88,7 @@ struct Thread {
   std::string (*name)(void*) = nullptr;
   jmp_buf here;
   std::vector<std::function<void()>> products;
+  std::vector<size_t> groups;  // products before the end of each committed group
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
 };
 struct Copy {
@@ -383,14 +384,23 @@ inline uint4 load_shared_16(uint32_t from) { return emulation::load<uint4>(from)
 namespace kernel_core::wgmma {
 
 inline void fence() {}
-inline void commit() {}
+inline void commit() { emulation::me->groups.push_back(emulation::me->products.size()); }
 template <int Count>
 void pin(float (&)[Count]) {}
+// All but the last groups; what was not committed runs with the next group.
 template <int Pending>
 void wait() {
-  static_assert(Pending == 0, "products are waited for together");
-  for (const auto& product : emulation::me->products) product();
-  emulation::me->products.clear();
+  auto& products = emulation::me->products;
+  auto& groups = emulation::me->groups;
+  if (groups.size() > Pending) {
+    const size_t done = groups.size() - Pending, count = groups[done - 1];
+    for (size_t i = 0; i < count; ++i) products[i]();
+    products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(count));
+    groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(done));
+    for (size_t& end : groups) end -= count;
+  }
+  // A warp waits as one: no lane writes operands anew that a product of another lane has yet to read.
+  __syncwarp();
 }
 
 template <int N>

@@ -82,12 +82,7 @@ inline void product_e4m3_shared(float (&d)[64], uint64_t a, uint64_t b, int accu
   product_shared<true>(d, a, b, accumulate);
 }
 inline void product_bf16_shared(float (&d)[128], uint64_t a, uint64_t b) { product_shared<false>(d, a, b, 1); }
-inline void wait_for_earlier_products() {
-  auto& products = emulation::me->products;
-  const auto end = products.end() - std::min<std::ptrdiff_t>(4, static_cast<std::ptrdiff_t>(products.size()));
-  for (auto product = products.begin(); product != end; ++product) (*product)();
-  products.erase(products.begin(), end);
-}
+inline void wait_for_earlier_products() { kernel_core::wgmma::wait<1>(); }
 
 }  // namespace mega_moe::sm90
 

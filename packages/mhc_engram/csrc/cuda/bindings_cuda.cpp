@@ -18,7 +18,7 @@ PYBIND11_MODULE(_cuda, m) {
       "hc_shape",
       [](int64_t tokens, int64_t channels, int64_t multiprocessors) {
         const HcShape shape = hc_shape(tokens, channels, multiprocessors);
-        return std::tuple<int, int, int>(shape.cluster, shape.tile, shape.warps);
+        return std::tuple<int, int, int, int>(shape.cluster, shape.tile, shape.warps, shape.stay);
       },
       py::arg("tokens"), py::arg("channels"), py::arg("multiprocessors"));
   m.def(
@@ -26,7 +26,7 @@ PYBIND11_MODULE(_cuda, m) {
       [](int64_t tokens, int64_t channels, uintptr_t streams, uintptr_t y, uintptr_t post, uintptr_t comb, uintptr_t fn,
          uintptr_t base, uintptr_t scale, uintptr_t pre_out, uintptr_t post_out, uintptr_t comb_out, uintptr_t pre_mix,
          uintptr_t norm_weight, uintptr_t mixed, uintptr_t codes, uintptr_t code_scales, float norm_eps, float hc_eps,
-         float eps, int iters, int cluster, int tile, int warps, uintptr_t stream) {
+         float eps, int iters, int cluster, int tile, int warps, int stay, uintptr_t stream) {
         const HcParams p = {.tokens = tokens,
                             .channels = channels,
                             .streams = pointer<float>(streams),
@@ -48,14 +48,14 @@ PYBIND11_MODULE(_cuda, m) {
                             .hc_eps = hc_eps,
                             .eps = eps,
                             .iters = iters};
-        check(hc_step(p, {cluster, tile, warps}, as_stream(stream)), "hc_step");
+        check(hc_step(p, {cluster, tile, warps, stay}, as_stream(stream)), "hc_step");
       },
       NoGil(), py::arg("tokens"), py::arg("channels"), py::arg("streams"), py::arg("y") = 0, py::arg("post") = 0,
       py::arg("comb") = 0, py::arg("fn") = 0, py::arg("base") = 0, py::arg("scale") = 0, py::arg("pre_out") = 0,
       py::arg("post_out") = 0, py::arg("comb_out") = 0, py::arg("pre_mix") = 0, py::arg("norm_weight") = 0,
       py::arg("mixed") = 0, py::arg("codes") = 0, py::arg("code_scales") = 0, py::arg("norm_eps") = 0.0f,
       py::arg("hc_eps") = 0.0f, py::arg("eps") = 0.0f, py::arg("iters") = 1, py::arg("cluster"), py::arg("tile"),
-      py::arg("warps"), py::arg("stream"));
+      py::arg("warps"), py::arg("stay") = 0, py::arg("stream"));
   m.def(
       "engram_rows",
       [](int64_t tokens, int64_t requests, int64_t orders, int64_t heads, uintptr_t mapped, uintptr_t dead,

@@ -36,6 +36,11 @@ struct HcShape {
   int cluster;    // 1, 2, 4, 8 or 16
   int tile;       // 1 to 16
   int warps = 8;  // of a CTA: 4 (two CTAs share a multiprocessor where shared memory allows) or 8
+  // 0: a cluster takes one tile. 1: as many clusters as run at once take tiles in turn, and copies of the next tile run
+  // ahead; 4 CTAs or more, at 5120 channels and 8 CTAs up to 48 tokens of a tile. 2: the same, and fn stays in shared
+  // memory; 16 CTAs, 5120 channels, up to 32 tokens. Both are for 8 warps, to which four are added; a call that leaves
+  // out fn or the mix runs as with 0.
+  int stay = 0;
 };
 
 HcShape hc_shape(int64_t tokens, int64_t channels, int64_t multiprocessors);

@@ -14,7 +14,7 @@ from kernel_core.cuda import aligned, cuda_module, multiprocessors, pointer, sam
 Coefficients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _MOST_CHANNELS = 16384  # of hyper-connections: a tile of tokens has to fit in shared memory
-_WARPS = 8  # of a CTA where a shape does not say
+_REST = (8, 0)  # warps of a CTA and how clusters take tiles, where a shape does not say
 _MOST_INJECTED = 8192
 _MOST_PIECES = 2**31 - 1  # of 128 values, in a lookup
 _HOST_BLOCKS = 32  # enough to fill the link to the host; more would only take multiprocessors from others
@@ -44,8 +44,10 @@ def hyper_connection(
 
     update: (y, post, comb). parameters: (fn, base, scale), with `coefficients` as output. pre_mix with `mixed`, or
     with `quantized` (E4M3 codes [T, d], UE8M0 scales [T, d / 32], the groups of `formats.quantize_window`), or both as
-    output. shape: CTAs that share a token (1, 2, 4, 8, 16), tokens of a tile (1 to 16) and warps of a CTA (4, 8),
-    chosen here where None; results do not depend on it.
+    output. shape: CTAs that share a token (1, 2, 4, 8, 16), tokens of a tile (1 to 16), warps of a CTA (4, 8) and how
+    clusters take tiles: 0, one and no more; 1, they stay and take tiles in turn (4 CTAs and more of 8 warps; tiles of
+    up to 48 tokens with 8 CTAs at 5120 channels); 2, so that `fn` stays in shared memory too (16 CTAs, 32 tokens, 5120
+    channels). Chosen here where None; results do not depend on it.
     """
     T, _, d = X.shape
     y, post, comb = update or (None, None, None)
@@ -59,8 +61,8 @@ def hyper_connection(
     if T == 0:
         return
     module = cuda_module("mhc_engram")
-    chosen = module.hc_shape(T, d, multiprocessors(X.device)) if shape is None else shape
-    cluster, tile, warps = (*chosen, _WARPS)[:3]
+    chosen: tuple[int, ...] = module.hc_shape(T, d, multiprocessors(X.device)) if shape is None else shape
+    cluster, tile, warps, stay = (*chosen, *_REST[len(chosen) - 2 :])
     module.hc_step(
         tokens=T,
         channels=d,
@@ -86,6 +88,7 @@ def hyper_connection(
         cluster=cluster,
         tile=tile,
         warps=warps,
+        stay=stay,
         stream=stream(X.device),
     )
 

@@ -105,6 +105,20 @@ def test_all_cuts_of_a_launch_give_the_same_bits(make_step):
                     assert_bitwise(a, b)
 
 
+@pytest.mark.parametrize(("T", "d"), [(1, 48), (37, 1024), (1, 5120), (37, 5120), (700, 5120), (3001, 5120)])
+@pytest.mark.parametrize("update", [True, False])
+def test_clusters_that_stay_give_the_same_bits(make_step, T, d, update):
+    step = make_step(T, d)
+    quantized = d % 32 == 0
+    first = step_on_gpu(step, (4, 8, 8), quantized, update=update)
+    shapes = [(4, 3, 8, 1), (4, 16, 8, 1), (8, 7, 8, 1), (8, 16, 8, 1), (16, 16, 8, 1)]
+    if d == 5120:
+        shapes += [(8, 17, 8, 1), (8, 32, 8, 1), (8, 33, 8, 1), (8, 48, 8, 1), (16, 9, 8, 2), (16, 32, 8, 2)]
+    for shape in shapes:
+        for a, b in zip(step_on_gpu(step, shape, quantized, update=update), first, strict=True):
+            assert_bitwise(a, b)
+
+
 def test_a_row_is_its_own(make_step):
     step = make_step(70, 5120)
     whole = step_on_gpu(step)
@@ -256,6 +270,10 @@ def test_bad_arguments_write_nothing(make_step):
         {"cluster": 3},
         {"tile": 17},
         {"warps": 6},
+        {"stay": 3},
+        {"stay": 1},  # one CTA
+        {"stay": 1, "cluster": 8, "tile": 17},
+        {"stay": 2, "cluster": 16},
         {"post": 0},
         {"y": 0},
     ]

@@ -33,11 +33,18 @@ uint32_t lanes_max(uint32_t x) {
 
 }  // namespace kernel_core::cuda
 
+namespace kernel_core::ptx {
+template <int Registers>
+void registers_grow() {}
+template <int Registers>
+void registers_shrink() {}
+}  // namespace kernel_core::ptx
+
 namespace mhc_engram::cuda {
 
 inline void product_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  static uint32_t operands[16 * 256][6];
+  static uint32_t operands[16 * 384][6];
   const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
   std::memcpy(operands[threadIdx.x], mine, sizeof(mine));
   __syncwarp();
@@ -58,8 +65,13 @@ inline void product_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 inline size_t cta_bytes = 0;  // from a CTA's shared memory to the next one's
 inline int cta_threads = 0;
 inline int cta_thread() { return static_cast<int>(threadIdx.x) % cta_threads; }
+inline int cta_thread_again() { return cta_thread(); }
+inline void cp_async_16_of_line(uint32_t to, const float* from, bool valid) {
+  if (valid) kernel_core::ptx::cp_async_16(to, from);
+}
 inline void prefetch_line(const float* p) { static_cast<void>(*static_cast<const volatile float*>(p)); }
 inline void cluster_arrive() {}
+inline void cluster_arrive_relaxed() {}
 inline void cluster_wait() { __syncthreads(); }
 inline float load_of_rank(const float* p, uint32_t rank) {
   const size_t offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(p) - block->shared) % cta_bytes;
@@ -70,7 +82,7 @@ inline float load_of_rank(const float* p, uint32_t rank) {
 
 }  // namespace mhc_engram::cuda
 
-#include "cuda/sm90/hc_step.cuh"
+#include "cuda/sm90/hc_stay.cuh"
 
 using namespace mhc_engram::cuda;
 
@@ -107,13 +119,48 @@ int run(const HcParams& p, const HcShape& shape) {
   return 0;
 }
 
-extern "C" int hc_threads(int64_t tokens, int64_t channels, int parts, int cluster, int tile, int warps, float* streams,
-                          const float* y, const float* post, const float* comb, const float* fn, const float* base,
-                          const float* scale, float* pre_out, float* post_out, float* comb_out, const float* pre_mix,
-                          const float* norm_weight, float* mixed, uint8_t* codes, uint8_t* code_scales) {
+template <typename Parts>
+void run_stay(const HcParams& p, const HcShape& shape, int clusters) {
+  constexpr HcStayCut cut = Parts::cut;
+  cta_bytes = static_cast<size_t>(hc_stay_shared(hc_plan(p.channels, shape.cluster), shape, cut).floats) * 4;
+  cta_threads = Parts::threads;
+  const size_t bytes = cta_bytes * static_cast<size_t>(shape.cluster);
+  std::vector<float4> memory(bytes / 16);
+  auto* shared = reinterpret_cast<uint8_t*>(memory.data());
+  for (int own = 0; own < clusters && own * shape.tile < p.tokens; ++own) {
+    std::memset(shared, 0xFF, bytes);  // NaN
+    run_block(shape.cluster * Parts::threads, shared, 0, [&] {
+      const uint32_t rank = threadIdx.x / Parts::threads;
+      hc_stay_block<Parts>(p, shape, own, clusters, rank, reinterpret_cast<float*>(shared + rank * cta_bytes));
+    });
+  }
+}
+
+int stay(const HcParams& p, const HcShape& shape, bool update, int clusters) {
+  const HcStayCut cut = hc_stay_cut(shape);
+  if (!update)
+    run_stay<HcStay<false, 1, 1, 2, false>>(p, shape, clusters);
+  else if (cut.kept)
+    run_stay<HcStay<true, 1, 2, 1, true>>(p, shape, clusters);
+  else if (cut.groups == 1)
+    run_stay<HcStay<true, 1, 1, 2, false>>(p, shape, clusters);
+  else if (cut.groups == 2)
+    run_stay<HcStay<true, 2, 1, 2, false>>(p, shape, clusters);
+  else
+    run_stay<HcStay<true, 3, 1, 1, false>>(p, shape, clusters);
+  return 0;
+}
+
+// clusters: that stay, each with its tiles in turn; 0 for one tile and no more.
+extern "C" int hc_threads(int64_t tokens, int64_t channels, int parts, int cluster, int tile, int warps, int stays,
+                          int clusters, float* streams, const float* y, const float* post, const float* comb,
+                          const float* fn, const float* base, const float* scale, float* pre_out, float* post_out,
+                          float* comb_out, const float* pre_mix, const float* norm_weight, float* mixed, uint8_t* codes,
+                          uint8_t* code_scales) {
   const HcParams p = {tokens, channels, streams,     y,        post,     comb,    fn,
                       base,   scale,    pre_out,     post_out, comb_out, pre_mix, norm_weight,
                       mixed,  codes,    code_scales, 1e-20f,   1e-6f,    1e-20f,  20};
+  if (stays) return stay(p, {cluster, tile, 8, stays}, parts == 7, clusters);
   switch (parts) {
     case 1:
       return run<true, false, false>(p, {cluster, tile, warps});
@@ -146,7 +193,7 @@ extern "C" int hc_covers(int64_t channels, int cluster) {
 
 extern "C" void hc_chosen(int64_t tokens, int64_t channels, int64_t multiprocessors, int* out) {
   const HcShape shape = hc_choose(tokens, channels, hc_room(multiprocessors));
-  out[0] = shape.cluster, out[1] = shape.tile, out[2] = hc_fits(channels, shape) ? shape.warps : 0;
+  out[0] = shape.cluster, out[1] = shape.tile, out[2] = hc_fits(channels, shape) ? shape.warps : 0, out[3] = shape.stay;
 }
 
 extern "C" void engram_rows_host(int64_t tokens, int64_t requests, int64_t orders, int64_t heads, const int64_t* mapped,

@@ -1,6 +1,7 @@
 // The two warpgroups that multiply: gathering, products, what becomes of their sums, and adding up slots.
 #pragma once
 
+#include "expert_combine.cuh"
 #include "expert_config.cuh"
 
 namespace mega_moe::sm90 {
@@ -35,33 +36,51 @@ class Consumer {
 
   // ---- rows to images --------------------------------------------------------------------------------------------
 
-  // Warps take fifths of rows (of 5120 channels): 128 pieces of 16 bytes.
+  // Warps take fifths of rows (of 5120 channels): 128 pieces of 16 bytes. Some fifths at once, each first its row's
+  // number, then its pieces.
   __device__ void gather() {
-    constexpr int kPart = 128;
+    constexpr int kPart = 128, kUnits = C::kColumns < 64 ? 1 : 3;
     const int pieces = p_.d / 8, parts = (pieces + kPart - 1) / kPart;
     const int shared_rows = s_.plan.has_shared ? p_.tokens : 0;
-    const int rows = shared_rows + p_.offsets[p_.experts];
+    const int units = (shared_rows + p_.offsets[p_.experts]) * parts;
     const int warps = static_cast<int>(gridDim.x) * (C::kConsumers / 32);
     MEGA_MOE_NO_UNROLL
-    for (int unit = static_cast<int>(blockIdx.x) + warp_ * static_cast<int>(gridDim.x); unit < rows * parts;
-         unit += warps) {
-      const int row = unit / parts, begin = (unit - row * parts) * kPart;
-      int ordinal = 0, token = row, local = row, rank = p_.ranks.rank;
-      if (row >= shared_rows) {
-        const int position = row - shared_rows;
-        const RankRow from = rank_row(p_.ranks, p_.rows[position]);
-        token = from.row / p_.slots, rank = from.rank;
-        ordinal = s_.plan.has_shared + find_ordinal(s_.plan.first + s_.plan.has_shared, p_.experts, position);
-        local = position - s_.plan.first[ordinal];
-      }
-      const RowPlace place = row_place(s_.plan, ordinal, local, C::kColumns);
-      uint8_t* const to = p_.images + static_cast<int64_t>(place.image_row) * p_.d * 2;
+    for (int first = static_cast<int>(blockIdx.x) + warp_ * static_cast<int>(gridDim.x); first < units;
+         first += kUnits * warps) {
+      RankRow from[kUnits];
       MEGA_MOE_UNROLL
-      for (int i = 0; i < kPart / 32; ++i) {
-        const int piece = begin + i * 32 + lane_;
-        if (piece < pieces && piece < begin + kPart)
-          *reinterpret_cast<uint4*>(to + image_offset(place.columns, place.row, int64_t{piece} * 16)) =
-              load_piece(p_.ranks.x[rank], static_cast<int64_t>(token) * p_.d + piece * 8);
+      for (int u = 0; u < kUnits; ++u) {
+        const int unit = first + u * warps, row = unit / parts;
+        from[u] = {p_.ranks.rank, row * p_.slots};
+        if (unit < units && row >= shared_rows) from[u] = rank_row(p_.ranks, p_.rows[row - shared_rows]);
+      }
+      uint4 v[kUnits][kPart / 32];
+      MEGA_MOE_UNROLL
+      for (int i = 0; i < kUnits * kPart / 32; ++i) {
+        const int u = i / (kPart / 32), unit = first + u * warps;
+        const int piece = unit % parts * kPart + i % (kPart / 32) * 32 + lane_;
+        if (unit < units && piece < pieces)
+          v[u][i % (kPart / 32)] =
+              load_piece(p_.ranks.x[from[u].rank], static_cast<int64_t>(from[u].row / p_.slots) * p_.d + piece * 8);
+      }
+      MEGA_MOE_UNROLL
+      for (int u = 0; u < kUnits; ++u) {
+        const int unit = first + u * warps, row = unit / parts;
+        if (unit >= units) break;
+        int ordinal = 0, local = row;
+        if (row >= shared_rows) {
+          const int position = row - shared_rows;
+          ordinal = s_.plan.has_shared + find_ordinal(s_.plan.first + s_.plan.has_shared, p_.experts, position);
+          local = position - s_.plan.first[ordinal];
+        }
+        const RowPlace place = row_place(s_.plan, ordinal, local, C::kColumns);
+        uint8_t* const to = p_.images + static_cast<int64_t>(place.image_row) * p_.d * 2;
+        MEGA_MOE_UNROLL
+        for (int i = 0; i < kPart / 32; ++i) {
+          const int piece = unit % parts * kPart + i * 32 + lane_;
+          if (piece < pieces)
+            *reinterpret_cast<uint4*>(to + image_offset(place.columns, place.row, int64_t{piece} * 16)) = v[u][i];
+        }
       }
     }
     announce(kGathered);
@@ -284,11 +303,15 @@ class Consumer {
 
   // Slots in their order, then the shared expert, in float32, four channels a thread.
   __device__ void combine() {
-    const int quads = p_.d / 4, thread = static_cast<int>(threadIdx.x);
-    const int64_t total = static_cast<int64_t>(p_.tokens) * quads;
-    // Eight neighbours read a line of 128 bytes; lines are dealt to CTAs.
-    const int64_t begin = (static_cast<int64_t>(thread / 8) * gridDim.x + blockIdx.x) * 8 + thread % 8;
-    if (begin < total) prefetch_line(p_.ids + begin / quads * p_.slots);  // beside the wait
+    const int thread = static_cast<int>(threadIdx.x), lines = p_.d / 32, grid = static_cast<int>(gridDim.x);
+    // Eight neighbours read a line of 128 bytes. Few lines are dealt to CTAs; of many, a CTA's threads read
+    // neighbouring ones. `step`: from a thread's quad to its next one.
+    const int block = static_cast<int>(blockIdx.x), all = C::kConsumers / 8 * grid;
+    const bool few = static_cast<int64_t>(p_.tokens) * lines <= all;
+    const int line = few ? thread / 8 * grid + block : block * (C::kConsumers / 8) + thread / 8;
+    const Quad first = {line / lines, line % lines * 8 + thread % 8}, step = {all / lines, all % lines * 8};
+    if (first.token < p_.tokens)
+      prefetch_line(p_.ids + static_cast<int64_t>(first.token) * p_.slots);  // beside the wait
     bool whole = true;
     if (p_.ranks.world > 1) {
       if (blockIdx.x == 0 && threadIdx.x == 0 && second_items(s_.plan) == 0) tell_ranks(p_, p_.ranks.world);
@@ -303,49 +326,13 @@ class Consumer {
     }
     if (thread == 0) before_ = count_out();  // nobody here looks at a counter again; the answer comes beside the sums
     mark(p_, kSumBegins, thread == 0);
-    MEGA_MOE_NO_UNROLL
-    for (int64_t i = begin; i < total; i += static_cast<int64_t>(C::kConsumers) * gridDim.x) {
-      const int token = static_cast<int>(i / quads), quad = static_cast<int>(i - static_cast<int64_t>(token) * quads);
-      const float* const from = p_.parts + static_cast<int64_t>(quad) * 4;
-      float4 sum = {0, 0, 0, 0};
-      MEGA_MOE_NO_UNROLL
-      for (int slot = 0; slot < p_.slots; slot += kTogether) add_slots(sum, from, token, slot);
-      if (s_.plan.has_shared) add(sum, from + (static_cast<int64_t>(p_.tokens) * p_.slots + token) * p_.d);
-      if (!whole) sum.x = sum.y = sum.z = sum.w = cuda::bits_float(0x7FC00000u);
-      const int64_t at = static_cast<int64_t>(token) * p_.d + quad * 4;
-      if (p_.out_is_float)
-        *reinterpret_cast<float4*>(static_cast<float*>(p_.out) + at) = sum;
-      else
-        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.out) + at) = {cuda::pack_bf16(sum.x, sum.y),
-                                                                          cuda::pack_bf16(sum.z, sum.w)};
-    }
-  }
-
-  // Some slots of a token: their numbers together, then their values together, then sums in order.
-  static constexpr int kTogether = 6;
-  __device__ void add_slots(float4& sum, const float* from, int token, int slot) const {
-    const int64_t row = static_cast<int64_t>(token) * p_.slots + slot;
-    const int experts = p_.experts * p_.ranks.world;
-    bool there[kTogether];
-    MEGA_MOE_UNROLL
-    for (int j = 0; j < kTogether; ++j)
-      there[j] = slot + j < p_.slots && static_cast<unsigned>(p_.ids[row + j]) < static_cast<unsigned>(experts);
-    float4 v[kTogether];
-    MEGA_MOE_UNROLL
-    for (int j = 0; j < kTogether; ++j)
-      if (there[j]) v[j] = __ldcg(reinterpret_cast<const float4*>(from + (row + j) * p_.d));
-    MEGA_MOE_UNROLL
-    for (int j = 0; j < kTogether; ++j)
-      if (there[j]) add(sum, v[j]);
-  }
-
-  __device__ static void add(float4& sum, const float* from) {
-    add(sum, __ldcg(reinterpret_cast<const float4*>(from)));
-  }
-
-  __device__ static void add(float4& sum, const float4& v) {
-    sum.x = cuda::add_rn(sum.x, v.x), sum.y = cuda::add_rn(sum.y, v.y);
-    sum.z = cuda::add_rn(sum.z, v.z), sum.w = cuda::add_rn(sum.w, v.w);
+    const bool shared = s_.plan.has_shared;
+    if (few)
+      sum_slots<1, 6>(p_, first, step, shared, whole);  // one each: short code, which is not in a cache yet
+    else if (p_.slots == 1)
+      sum_slots<(C::kColumns >= 64 ? 8 : 4), 1>(p_, first, step, shared, whole);
+    else
+      sum_slots<(C::kConsumerRegisters > 128 ? 2 : 1), 6>(p_, first, step, shared, whole);
   }
 
   // One more CTA is through with counters; how many were before. One thread.

@@ -27,45 +27,60 @@ class ConsumerFp8 : public Consumer<C> {
   }
 
  private:
-  // A warp takes 1024 channels of a row, 8 a lane, 16 lanes a group.
+  // A warp takes 1024 channels of a row, 8 a lane, 16 lanes a group; some rows at once, each first its number.
   __device__ void gather() {
-    constexpr int kPart = 1024;
-    const int parts = (p_.d + kPart - 1) / kPart, rows = p_.offsets[p_.experts];
+    constexpr int kPart = 1024, kUnits = 3;
+    const int parts = (p_.d + kPart - 1) / kPart, units = p_.offsets[p_.experts] * parts;
+    const int warps = static_cast<int>(gridDim.x) * (C::kConsumers / 32);
     MEGA_MOE_NO_UNROLL
-    for (int unit = static_cast<int>(blockIdx.x) + warp_ * static_cast<int>(gridDim.x); unit < rows * parts;
-         unit += static_cast<int>(gridDim.x) * (C::kConsumers / 32)) {
-      const int position = unit / parts, begin = (unit - position * parts) * kPart;
-      const int ordinal = find_ordinal(s_.plan.first, p_.experts, position);
-      const RowPlace place = row_place(s_.plan, ordinal, position - s_.plan.first[ordinal], C::kColumns);
-      const RankRow from = rank_row(p_.ranks, p_.rows[position]);
-      const int64_t token = from.row / p_.slots, chunk = fp8_chunk_bytes(place.columns);
-      uint8_t* const to = p_.images + place.image_row * (p_.d / kFp8Group) * fp8_chunk_bytes(1);
+    for (int first = static_cast<int>(blockIdx.x) + warp_ * static_cast<int>(gridDim.x); first < units;
+         first += kUnits * warps) {
+      RankRow from[kUnits] = {};
       MEGA_MOE_UNROLL
-      for (int i = 0; i < kPart / 256; ++i) {
-        const int channel = begin + i * 256 + lane_ * 8;
-        const bool inside = channel < p_.d;
-        uint4 v = {0, 0, 0, 0};
-        if (inside) v = Base::load_piece(p_.ranks.x[from.rank], token * p_.d + channel);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        uint32_t top = 0;
-        MEGA_MOE_UNROLL
-        for (int j = 0; j < 4; ++j) top = max(top, max(words[j] << 16 & 0x7FFFFFFF, words[j] & 0x7FFF0000));
-        MEGA_MOE_UNROLL
-        for (int step = 1; step < 16; step *= 2) top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
-        const Fp8Scale scale = fp8_scale(top);
-        uint32_t out[4];
-        MEGA_MOE_UNROLL
-        for (int j = 0; j < 4; ++j)
-          out[j] = pack_e4m3(cuda::mul_rn(cuda::bits_float(words[j] << 16), scale.inverse),
-                             cuda::mul_rn(cuda::bits_float(words[j] & 0xFFFF0000u), scale.inverse));
-        if (!inside) continue;
-        uint8_t* const at = to + channel / kFp8Group * chunk;
-        *reinterpret_cast<uint2*>(at + kernel_core::wgmma::swizzle128(place.row, channel % kFp8Group)) = {
-            out[0] | out[1] << 16, out[2] | out[3] << 16};
-        if (lane_ % 16 == 0) *reinterpret_cast<float*>(at + place.columns * kFp8Group + place.row * 4) = scale.scale;
+      for (int u = 0; u < kUnits; ++u)
+        if (first + u * warps < units) from[u] = rank_row(p_.ranks, p_.rows[(first + u * warps) / parts]);
+      uint4 v[kUnits][4];
+      MEGA_MOE_UNROLL
+      for (int i = 0; i < kUnits * 4; ++i) {
+        const int u = i / 4, unit = first + u * warps, channel = unit % parts * kPart + i % 4 * 256 + lane_ * 8;
+        v[u][i % 4] = {0, 0, 0, 0};
+        if (unit < units && channel < p_.d)
+          v[u][i % 4] =
+              Base::load_piece(p_.ranks.x[from[u].rank], static_cast<int64_t>(from[u].row / p_.slots) * p_.d + channel);
       }
+      MEGA_MOE_UNROLL
+      for (int u = 0; u < kUnits; ++u)
+        if (first + u * warps < units) store_quantized(v[u], first + u * warps, parts);
     }
     Base::announce(kGathered);
+  }
+
+  __device__ void store_quantized(const uint4 (&v)[4], int unit, int parts) const {
+    const int position = unit / parts, ordinal = find_ordinal(s_.plan.first, p_.experts, position);
+    const RowPlace place = row_place(s_.plan, ordinal, position - s_.plan.first[ordinal], C::kColumns);
+    const int64_t chunk = fp8_chunk_bytes(place.columns);
+    uint8_t* const to = p_.images + place.image_row * (p_.d / kFp8Group) * fp8_chunk_bytes(1);
+    MEGA_MOE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int channel = unit % parts * 1024 + i * 256 + lane_ * 8;
+      const uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+      uint32_t top = 0;
+      MEGA_MOE_UNROLL
+      for (int j = 0; j < 4; ++j) top = max(top, max(words[j] << 16 & 0x7FFFFFFF, words[j] & 0x7FFF0000));
+      MEGA_MOE_UNROLL
+      for (int step = 1; step < 16; step *= 2) top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
+      const Fp8Scale scale = fp8_scale(top);
+      uint32_t out[4];
+      MEGA_MOE_UNROLL
+      for (int j = 0; j < 4; ++j)
+        out[j] = pack_e4m3(cuda::mul_rn(cuda::bits_float(words[j] << 16), scale.inverse),
+                           cuda::mul_rn(cuda::bits_float(words[j] & 0xFFFF0000u), scale.inverse));
+      if (channel >= p_.d) continue;
+      uint8_t* const at = to + channel / kFp8Group * chunk;
+      *reinterpret_cast<uint2*>(at + kernel_core::wgmma::swizzle128(place.row, channel % kFp8Group)) = {
+          out[0] | out[1] << 16, out[2] | out[3] << 16};
+      if (lane_ % 16 == 0) *reinterpret_cast<float*>(at + place.columns * kFp8Group + place.row * 4) = scale.scale;
+    }
   }
 
   __device__ void multiply() {
@@ -74,12 +89,13 @@ class ConsumerFp8 : public Consumer<C> {
     for (int i = static_cast<int>(threadIdx.x); i < 2 * kMostColumns; i += C::kConsumers) s_.amax[i] = 0;
     ptx::named_barrier_sync(Base::kMeet, C::kConsumers);
     MEGA_MOE_NO_UNROLL
-    for (int item = 0;; ++item, slot.next(kSlots)) {
+    for (int hidden = 0;; slot.next(kSlots)) {  // items that made hidden rows
       ptx::mbarrier_wait(ptx::shared_address(&s_.known[slot.at]), slot.parity);
       const ItemSlot& its = s_.slots[slot.at];
       if (uniform(static_cast<int>(its.item.kind)) == static_cast<int>(Kind::end)) return;
       const uint32_t rows_known = ptx::shared_address(&s_.rows_known[slot.at]);
-      int* const amax = s_.amax + item % 2 * kMostColumns;
+      int* const amax = s_.amax + hidden * kMostColumns;
+      if (uniform(static_cast<int>(its.item.kind)) == static_cast<int>(Kind::first)) hidden ^= 1;
       if (C::kColumns == 64 || uniform(its.item.columns) == 64)
         one<64>(its, rows_known, slot.parity, amax);
       else
@@ -118,43 +134,49 @@ class ConsumerFp8 : public Consumer<C> {
   // ---- products --------------------------------------------------------------------------------------------------
 
   // 128 columns of 64 rows of each tile for 64 tokens at a time into registers of their own, then times the tokens'
-  // scales onto the sums. While one warpgroup does that, the other has the tensor unit.
+  // scales onto the sums. Two such sets take turns: one is added up while the products of the other run. Sums of a set
+  // are one group of products: ptxas 13.0 gives registers away that a second group of the same sums still owns, once
+  // the first is waited for. No group runs from one turn of the loop into the next, or every product would be waited
+  // for by itself (C7514).
   template <int N>
   __device__ void accumulate(float (&d)[C::kBlocks][N / 2], int turns) {
     namespace ptx = kernel_core::ptx;
     namespace wgmma = kernel_core::wgmma;
-    constexpr int kParts = N / 64;
+    constexpr int kParts = N / 64, kCount = C::kBlocks * kParts;
     const int group = warp_ / 4, thread = static_cast<int>(threadIdx.x % 128);
     const uint32_t codes_at = kFirstShared + C::kImageBytes + group * kTileCodes + thread * 16;
     const uint32_t scales_at =
         kFirstShared + C::kImageBytes + kTiles * kTileCodes + group * Step<Format::mxfp4>::kScaleBytes + thread / 4 * 8;
     const uint32_t tokens_at = kFirstShared + N * kFp8Group + lane_ % 4 * 8;
-    float sums[32];
-    uint32_t a[C::kBlocks][4][4];
+    float sums[2][32];
+    uint32_t a[kParts == 1 ? 2 : 1][4][4];  // one set of operands: two find no registers beside 128 tokens
     MEGA_MOE_NO_UNROLL
     for (int turn = 0; turn < turns; ++turn) {
       const uint32_t offset = stage_.at * C::kStageBytes;
       const uint32_t columns = uniform((kFirstShared + offset) / 16 + static_cast<uint32_t>(kColumnMajor));
+      const auto add_up = [&](int i) {
+        wgmma::pin(sums[i % 2]);
+        promote<N>(d[i / kParts], sums[i % 2], i % kParts, tokens_at + offset);
+      };
       ptx::mbarrier_wait(ptx::shared_address(&s_.full[stage_.at]), stage_.parity);
       MEGA_MOE_UNROLL
-      for (int i = 0; i < C::kBlocks * kParts; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         const int block = i / kParts, part = i % kParts;
-        if (part == 0)
-          expand(codes_at + offset + block * C::kBlockBytes, scales_at + offset + block * C::kBlockBytes, a[block]);
-        if (i > 0) {
-          wgmma::wait<0>();
-          wgmma::pin(sums);
-          promote<N>(d[(i - 1) / kParts], sums, (i - 1) % kParts, tokens_at + offset);
+        auto& operands = a[kParts == 1 ? block % 2 : 0];
+        if (part == 0) {
+          if (kParts == 2 && i > 0) wgmma::wait<0>();
+          expand(codes_at + offset + block * C::kBlockBytes, scales_at + offset + block * C::kBlockBytes, operands);
         }
         wgmma::fence();
         MEGA_MOE_UNROLL
         for (int j = 0; j < 4; ++j)
-          product_e4m3(sums, a[block][j], kColumnMajor >> 32 << 32 | (columns + part * (64 * 128 / 16) + j * 2), j > 0);
+          product_e4m3(sums[i % 2], operands[j], kColumnMajor >> 32 << 32 | (columns + part * (64 * 128 / 16) + j * 2),
+                       j > 0);
         wgmma::commit();
+        if (i > 0) wgmma::wait<1>(), add_up(i - 1);
       }
       wgmma::wait<0>();
-      wgmma::pin(sums);
-      promote<N>(d[C::kBlocks - 1], sums, kParts - 1, tokens_at + offset);
+      add_up(kCount - 1);
       Base::release(ptx::shared_address(&s_.empty[stage_.at]));
       stage_.next(C::kStages);
     }

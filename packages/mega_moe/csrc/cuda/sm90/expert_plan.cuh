@@ -1,10 +1,10 @@
 // Who computes what: token tiles of experts and the queue of items. Host and device.
 //
 // Experts have ordinals: the shared expert, where there is one, is ordinal 0, since its items are the longest; then the
-// routed ones. An expert's rows are cut into token tiles of at most `columns` rows. The queue holds the items of the
-// first product of all experts, then those of the second; an item is one or two
-// blocks of 128 weight rows for one token tile,
-// and the items that read the same weights are neighbours.
+// routed ones. An expert's rows are cut into token tiles of at most `columns` rows. An item is one or two blocks of 128
+// weight rows for one token tile, and the items that read the same weights are neighbours. The queue holds the items of
+// the first product of all experts, then those of the second. (An expert's second ones right after the first ones of a
+// later expert, so that weights keep coming meanwhile, were slower by 4 to 14 % with few rows.)
 #pragma once
 
 #include "expert_layout.cuh"

@@ -13,7 +13,7 @@ struct Grid {
 };
 
 template <int kColumns, int kBlocks, int kSteps, int kStages, bool kFp8 = false, int kSplit = 1, int kPerSm = 1,
-          int kGroup = (kColumns <= 32 && kSplit == 1 && kPerSm == 1) ? 2 : 1>
+          int kGroup = ExpertConfig<kColumns, kBlocks, kSteps, kStages, kFp8, kSplit, kPerSm>::kGroup>
 cudaError_t launch(const ExpertsParams& p, const Grid& grid) {
   using C = ExpertConfig<kColumns, kBlocks, kSteps, kStages, kFp8, kSplit, kPerSm, kGroup>;
   constexpr size_t kBytes = sizeof(ExpertShared<C>);

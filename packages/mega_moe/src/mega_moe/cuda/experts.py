@@ -28,9 +28,10 @@ def fits(packed: PackedExperts, x: torch.Tensor) -> bool:
 def token_tile(rows: int, experts: int) -> int:
     """Tile for `rows` (tokens times slots) over `experts`: twice what an expert gets on average, so that most fit.
 
-    No bit of a result depends on it.
+    With few experts smaller items share the work better than larger tiles do. No bit of a result depends on it.
     """
-    wanted = 2 * -(-rows // max(1, experts))
+    mean = -(-rows // max(1, experts))
+    wanted = mean if experts < _MANY and mean > TILES[2] else 2 * mean
     return next((tile for tile in TILES if tile >= wanted), TILES[-1])
 
 

@@ -19,6 +19,7 @@ struct HcConfig {
   static constexpr int given = 24;  // coefficients of a token that are read: post, comb, pre
   static constexpr int64_t largest_shared = 232448;
   static constexpr int64_t shared_of_two = 115712;  // of each of two CTAs of a multiprocessor
+  static constexpr int64_t usual = 5120;            // channels of the model that instances are made for
 };
 
 // Chunks that a warp has on their way. A stage holds the streams and y of a chunk: 16 bytes a lane of each.
@@ -71,14 +72,65 @@ KC_HD HcShared hc_shared(const HcPlan& plan, const HcShape& shape, bool coeffici
   return s;
 }
 
-KC_HD bool hc_known(const HcShape& shape) {
+// What a staying cluster's instance is cut to: slots of its tile, groups of 16 tokens that a warp takes in turn and has
+// on their way, parts of the tile side by side, fn in shared memory or not.
+struct HcStayCut {
+  int slots, groups, across, stages;
+  bool kept;
+};
+
+KC_HD HcStayCut hc_stay_cut(const HcShape& shape) {
+  if (shape.stay == 2) return {32, 1, 2, 1, true};
+  const int groups = (shape.tile + 15) / 16;
+  return {16 * groups, groups, 1, groups == 3 ? 1 : 2, false};
+}
+
+// Offsets in floats. given: of this tile and of the next one. weights: of the norm.
+struct HcStayShared {
+  int64_t ring, given, factor, weights, totals, sums, squares, mix, kept, floats;
+};
+
+KC_HD HcStayShared hc_stay_shared(const HcPlan& plan, const HcShape& shape, const HcStayCut& cut) {
+  constexpr int workers = 8, quad = 4;
+  const int own = (cut.slots + plan.cluster - 1) / plan.cluster;  // tokens whose coefficients a CTA writes
+  HcStayShared s{};
+  s.ring = 0;
+  s.given = s.ring + workers * cut.stages * hc_stage_floats(2);
+  s.factor = s.given + 2 * cut.slots * HcConfig::given;
+  s.weights = s.factor + cut.slots;
+  s.totals = s.weights + plan.width;
+  s.sums = s.totals + (own * HcConfig::sums + quad - 1) / quad * quad;
+  s.squares = s.sums + static_cast<int64_t>(plan.units_a_cta) * cut.slots * HcConfig::sums;
+  s.mix = s.squares + (cut.groups == 3 ? workers * cut.groups * 128 : 0);
+  s.kept = s.mix + shape.tile * (plan.width + HcConfig::pad);
+  s.floats = s.kept + (cut.kept ? plan.width * HcConfig::coefficients * HcConfig::streams : 0);
+  return s;
+}
+
+// Instances with fn in shared memory, and those that take more than 16 tokens with one reading of it, are made for the
+// usual width alone, and each for the cluster that has the room.
+KC_HD bool hc_known(int64_t channels, const HcShape& shape) {
   const bool cluster = shape.cluster >= 1 && shape.cluster <= 16 && (shape.cluster & (shape.cluster - 1)) == 0;
-  return cluster && (shape.warps == 4 || shape.warps == 8) && shape.tile >= 1 && shape.tile <= HcConfig::slots;
+  if (!cluster || shape.tile < 1 || shape.stay < 0 || shape.stay > 2) return false;
+  if (!shape.stay) return (shape.warps == 4 || shape.warps == 8) && shape.tile <= HcConfig::slots;
+  if (shape.warps != 8 || shape.cluster < 4) return false;
+  if (shape.stay == 2) return channels == HcConfig::usual && shape.cluster == 16 && shape.tile <= 32;
+  return shape.tile <= HcConfig::slots || (channels == HcConfig::usual && shape.cluster == 8 && shape.tile <= 48);
 }
 
 // Whether shared memory is enough for any parts.
 KC_HD bool hc_fits(int64_t channels, const HcShape& shape, int64_t most = HcConfig::largest_shared) {
-  return hc_known(shape) && hc_shared(hc_plan(channels, shape.cluster), shape, true, true).floats * 4 <= most;
+  if (!hc_known(channels, shape)) return false;
+  const HcPlan plan = hc_plan(channels, shape.cluster);
+  const int64_t floats =
+      shape.stay ? hc_stay_shared(plan, shape, hc_stay_cut(shape)).floats : hc_shared(plan, shape, true, true).floats;
+  return floats * 4 <= most;
+}
+
+// The shape with as large a tile as shared memory has room for.
+KC_HD HcShape hc_fitting(int64_t channels, HcShape shape) {
+  while (shape.tile > 1 && !hc_fits(channels, shape)) shape.tile /= 2;
+  return shape;
 }
 
 // How many clusters of 2^i CTAs run at once with one CTA on a multiprocessor. Those of a cluster stand in one group of
@@ -99,24 +151,36 @@ KC_HD HcRoom hc_room(int64_t multiprocessors) {
   return room;
 }
 
-// As measured on an H200: the widest cluster whose tiles all run at once, 16 CTAs for a few
-// tokens; the work of a token is then spread over as many CTAs as there are. More tokens than that: pairs, and clusters
-// of four from 2048 tokens on.
+// Clusters that stay, in as few rounds as tiles of `most` tokens allow, each tile as small as these rounds do.
+KC_HD HcShape hc_staying(int64_t tokens, int64_t clusters, int cluster, int64_t most) {
+  const int64_t rounds = (tokens + clusters * most - 1) / (clusters * most);
+  const int64_t tile = (tokens + clusters * rounds - 1) / (clusters * rounds);
+  return {cluster, static_cast<int>(tile < 1 ? 1 : tile), 8, 1};
+}
+
+// Many tokens in clusters that take one tile, as measured on an H200: pairs, and clusters of four from 2048 tokens on.
+KC_HD HcShape hc_of_many(int64_t tokens, int64_t channels) {
+  if (tokens < 2048) return hc_fitting(channels, {2, HcConfig::slots / 2, 8});
+  return hc_fitting(channels, {4, HcConfig::slots, 8});
+}
+
+// As measured on an H200: the widest cluster whose tiles all run at once, 16 CTAs for a few tokens; the work of a token
+// is then spread over as many CTAs as there are. More tokens than that: by an estimate, clusters of eight that stay,
+// where the width has an instance of them.
 KC_HD HcShape hc_choose(int64_t tokens, int64_t channels, const HcRoom& room) {
-  const auto fitting = [&](HcShape shape) {
-    while (shape.tile > 1 && !hc_fits(channels, shape)) shape.tile /= 2;
-    return shape;
-  };
   const HcShape widest{16, 1, 8};
   if (tokens <= room.clusters[4] && hc_fits(channels, widest)) return widest;
+  if (tokens > 256) {
+    const HcShape staying = hc_staying(tokens, room.clusters[3], 8, 32);
+    if (hc_fits(channels, staying)) return staying;
+  }
   for (int i = 3; i >= 1; --i) {
     const int64_t tile = (tokens + room.clusters[i] - 1) / room.clusters[i];
     if (tile > (i == 1 ? HcConfig::slots / 2 : HcConfig::slots)) continue;
     const HcShape shape{1 << i, static_cast<int>(tile < 1 ? 1 : tile), 8};
     if (hc_fits(channels, shape)) return shape;
   }
-  if (tokens < 2048) return fitting({2, HcConfig::slots / 2, 8});
-  return fitting({4, HcConfig::slots, 8});
+  return hc_of_many(tokens, channels);
 }
 
 }  // namespace mhc_engram::cuda

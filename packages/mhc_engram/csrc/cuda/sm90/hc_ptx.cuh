@@ -20,6 +20,13 @@ __device__ __forceinline__ void product_tf32(float (&d)[4], uint32_t a0, uint32_
 
 __device__ __forceinline__ int cta_thread() { return static_cast<int>(threadIdx.x); }
 
+// The same, read again: no register keeps it over what stands between.
+__device__ __forceinline__ int cta_thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -27,11 +34,28 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 // Everything before the arrival of all threads of the cluster is seen after the wait.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// For threads that have written nothing that others read: those of a release wait until memory has their stores.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // The line of 128 bytes to the second-level cache.
 __device__ __forceinline__ void prefetch_line(const float* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
+
+// As cp_async_16, and the line of 128 bytes around `from` to the second-level cache: warps side by side take its
+// halves. Not `valid`: nothing is read or written, and `from` may be any address.
+__device__ __forceinline__ void cp_async_16_of_line(uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+      "}\n" ::"r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(static_cast<uint32_t>(valid))
+      : "memory");
 }
 
 // A float at the same place of shared memory in CTA `rank` of the cluster.

@@ -1,7 +1,12 @@
 // Launch of the hyper-connection kernel: which parts run, and how a launch is cut.
 #include "cuda/sm90/hc_step.cuh"
 
+#include "cuda/sm90/hc_launch.cuh"
+
 namespace mhc_engram::cuda {
+
+cudaError_t hc_stay(const HcParams& p, const HcShape& shape, cudaStream_t stream);  // hc_stay.cu
+
 namespace {
 
 template <typename Parts>
@@ -21,32 +26,17 @@ cudaError_t launch(const HcParams& p, const HcShape& shape, cudaStream_t stream)
   const size_t bytes =
       hc_shared(hc_plan(p.channels, shape.cluster), shape, Parts::coefficients, Parts::mix).floats * sizeof(float);
   const auto kernel = hc_step_kernel<Parts>;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (status != cudaSuccess) return status;
-  if (shape.cluster > 8) {
-    const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (allowed != cudaSuccess) return allowed;
-  }
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(tiles * shape.cluster));
-  config.blockDim = dim3(Parts::threads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, p, shape, p.tokens <= kColdTokens);
+  const cudaError_t allowed = allow_cluster(kernel, shape.cluster, bytes);
+  if (allowed != cudaSuccess) return allowed;
+  const ClusterLaunch of(shape.cluster, tiles, Parts::threads, bytes, stream);
+  const cudaError_t launched = cudaLaunchKernelEx(&of.config, kernel, p, shape, p.tokens <= kColdTokens);
   return launched != cudaSuccess ? launched : cudaGetLastError();
 }
 
 // The step of a model whose width is known.
 template <bool Update, int Halves, int Warps>
 cudaError_t whole(const HcParams& p, const HcShape& shape, cudaStream_t stream) {
-  constexpr int usual = 5120;
+  constexpr int usual = HcConfig::usual;
   return p.channels == usual ? launch<HcParts<Update, true, true, Halves, Warps, usual>>(p, shape, stream)
                              : launch<HcParts<Update, true, true, Halves, Warps>>(p, shape, stream);
 }
@@ -83,18 +73,9 @@ HcRoom ask_room(int64_t multiprocessors) {
     return room;
   }
   for (int i = 0; i < HcRoom::sizes && 1 << i <= 8; ++i) {
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = 1u << i;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1u << (i + 8));
-    config.blockDim = dim3(256);
-    config.dynamicSmemBytes = bytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    const ClusterLaunch of(1 << i, 256, 256, bytes);
     int count = 0;
-    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess && count > 0)
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &of.config) == cudaSuccess && count > 0)
       room.clusters[i] = count;
     else
       cudaGetLastError();
@@ -125,6 +106,8 @@ cudaError_t hc_step(const HcParams& p, const HcShape& shape, cudaStream_t stream
   if (!aligned(p.comb_out) || (!p.y && !p.fn && !mixes)) return cudaErrorInvalidValue;
   if (mixes && !p.mixed && !p.codes) return cudaErrorInvalidValue;
   if (p.codes && (!p.code_scales || p.channels % 32)) return cudaErrorInvalidValue;
+  if (shape.stay && p.fn && mixes) return hc_stay(p, shape, stream);
+  if (shape.stay) return hc_step(p, hc_of_many(p.tokens, p.channels), stream);
   if (shape.warps == 4)
     return hc_halves(shape.tile) == 1 ? by_parts<1, 4>(p, shape, stream) : by_parts<2, 4>(p, shape, stream);
   return hc_halves(shape.tile) == 1 ? by_parts<1, 8>(p, shape, stream) : by_parts<2, 8>(p, shape, stream);

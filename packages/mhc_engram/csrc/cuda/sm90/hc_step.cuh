@@ -25,6 +25,7 @@ struct HcParts {
   static constexpr int warps = Warps_, threads = 32 * warps;
   static constexpr int stages = hc_stages(halves);
   static constexpr int channels = Channels_;  // where known, most addresses are one register and a constant
+  static constexpr bool lines = false;        // copies that bring whole lines of 128 bytes to the second-level cache
 };
 
 // What a lane loads of a chunk: four channels of its tokens in all streams, and y.
@@ -41,12 +42,13 @@ struct HcTokens {
   const float* y[Parts::halves];
   bool valid[Parts::halves];
 
+  HcTokens() = default;
   __device__ __forceinline__ HcTokens(const HcParams& p, int64_t first, int count, int lane) {
     MHC_ENGRAM_UNROLL
     for (int h = 0; h < Parts::halves; ++h) {
       const int slot = lane / 4 + 8 * h;
       valid[h] = slot < count;
-      const int64_t row = (first + (valid[h] ? slot : 0)) * p.channels;
+      const int64_t row = (valid[h] ? first + slot : 0) * (Parts::channels > 0 ? Parts::channels : p.channels);
       x[h] = p.streams + row * HcConfig::streams + lane % 4 * 4;
       if constexpr (Parts::update) y[h] = p.y + row + lane % 4 * 4;
     }
@@ -75,15 +77,23 @@ struct HcWalk {
 
 // The lane's places of a stage, 512 bytes of the warp from one to the next.
 template <typename Parts>
+__device__ __forceinline__ void copy_piece(uint32_t to, const float* from, bool valid) {
+  if constexpr (Parts::lines)
+    cp_async_16_of_line(to, from, valid);
+  else
+    ptx::cp_async_16(to, from, valid);
+}
+
+template <typename Parts>
 __device__ __forceinline__ void fetch_chunk(const HcTokens<Parts>& of, int channels, int chunk, uint32_t stage) {
   MHC_ENGRAM_UNROLL
   for (int h = 0; h < Parts::halves; ++h) {
     const float* x = of.x[h] + chunk * HcConfig::chunk;
     MHC_ENGRAM_UNROLL
     for (int j = 0; j < 4; ++j)
-      ptx::cp_async_16(stage + static_cast<uint32_t>(h * 5 + j) * 512, x + j * channels, of.valid[h]);
+      copy_piece<Parts>(stage + static_cast<uint32_t>(h * 5 + j) * 512, x + j * channels, of.valid[h]);
     if constexpr (Parts::update)
-      ptx::cp_async_16(stage + static_cast<uint32_t>(h * 5 + 4) * 512, of.y[h] + chunk * HcConfig::chunk, of.valid[h]);
+      copy_piece<Parts>(stage + static_cast<uint32_t>(h * 5 + 4) * 512, of.y[h] + chunk * HcConfig::chunk, of.valid[h]);
   }
 }
 
@@ -97,18 +107,25 @@ __device__ __forceinline__ void read_chunk(const float* stage, HcChunk<Parts>& o
   }
 }
 
-// The lane's part of the 24 rows of fn: [stream][tile of 8 rows][channel].
+// The lane's part of the 24 rows of fn: [stream][tile of 8 rows][channel]. First that of one stream.
+__device__ __forceinline__ void load_weights(const float* fn, int channels, int stream, float (&w)[3][4]) {
+  MHC_ENGRAM_UNROLL
+  for (int t = 0; t < 3; ++t) load_values(fn + (t * 8 * 4 + stream) * channels, w[t]);
+}
 __device__ __forceinline__ void load_weights(const float* fn, int channels, float (&w)[4][3][4]) {
   MHC_ENGRAM_UNROLL
-  for (int j = 0; j < 4; ++j) MHC_ENGRAM_UNROLL
-  for (int t = 0; t < 3; ++t) load_values(fn + (t * 8 * 4 + j) * channels, w[j][t]);
+  for (int j = 0; j < 4; ++j) load_weights(fn, channels, j, w[j]);
 }
 
-// Dot products of the chunk with the rows of fn, added to `run`. Nine sums side by side, since a product waits for the
-// one before on the same sum.
-template <typename Parts>
+struct Nothing {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+// Dot products of the chunk with the rows of fn. Nine sums side by side, since a product waits for the
+// one before on the same sum. after(j): w[j] is not read any more.
+template <typename Parts, typename After>
 __device__ __forceinline__ void chunk_products(const float (&x)[Parts::halves][4][4], const float (&w)[4][3][4],
-                                               float (&run)[3][4]) {
+                                               float (&made)[3][4], After after) {
   constexpr int upper = Parts::halves - 1;
   float sum[3][3][4] = {};
   MHC_ENGRAM_UNROLL
@@ -126,23 +143,30 @@ __device__ __forceinline__ void chunk_products(const float (&x)[Parts::halves][4
         product_tf32(sum[2][t], a[0].upper, a[1].upper, a[2].upper, a[3].upper, b[0].upper, b[1].upper);
       }
     }
+    after(j);
   }
   MHC_ENGRAM_UNROLL
   for (int t = 0; t < 3; ++t) MHC_ENGRAM_UNROLL
-  for (int i = 0; i < 4; ++i) run[t][i] = add_rn(run[t][i], add_rn(add_rn(sum[0][t][i], sum[1][t][i]), sum[2][t][i]));
+  for (int i = 0; i < 4; ++i) made[t][i] = add_rn(add_rn(sum[0][t][i], sum[1][t][i]), sum[2][t][i]);
 }
 
 // What a lane sums over the channels of a unit.
 template <typename Parts>
 struct HcSums {
   float run[3][4], squares[2], mix_squares[2];
+
+  __device__ __forceinline__ void add(const float (&made)[3][4]) {
+    MHC_ENGRAM_UNROLL
+    for (int t = 0; t < 3; ++t) MHC_ENGRAM_UNROLL
+    for (int i = 0; i < 4; ++i) run[t][i] = add_rn(run[t][i], made[t][i]);
+  }
 };
 
 // One chunk of channels: streams are updated and written, the mix goes to shared memory.
-template <typename Parts>
+template <typename Parts, typename Sums, typename After = Nothing>
 __device__ __forceinline__ void work_on_chunk(const HcPlan& plan, const HcTokens<Parts>& of, int channels, int chunk,
                                               HcChunk<Parts>& now, const float (&w)[4][3][4], const float* given,
-                                              float* mix, HcSums<Parts>& sums, int lane) {
+                                              float* mix, Sums& sums, int lane, After after = {}) {
   const int g = lane / 4, c = lane % 4, width = static_cast<int>(plan.width) + HcConfig::pad;
   const int local = hc_local(plan, chunk) * HcConfig::chunk + 4 * c;
   MHC_ENGRAM_UNROLL
@@ -168,7 +192,11 @@ __device__ __forceinline__ void work_on_chunk(const HcPlan& plan, const HcTokens
       for (int e = 0; e < 4; ++e) sums.squares[h] = __fmaf_rn(now.x[h][j][e], now.x[h][j][e], sums.squares[h]);
     }
   }
-  if constexpr (Parts::coefficients) chunk_products<Parts>(now.x, w, sums.run);
+  if constexpr (Parts::coefficients) {
+    float made[3][4];
+    chunk_products<Parts>(now.x, w, made, after);
+    sums.add(made);
+  }
 }
 
 // A unit's sums to `out` [slot][26].
@@ -224,6 +252,17 @@ __device__ __forceinline__ void add_units(const HcPlan& plan, float* sums, int t
     for (int step = 1; step < plan.units_a_cta; step *= 2)
       for (int u = 0; u < plan.units_a_cta; u += 2 * step)
         sums[u * places + i] = add_rn(sums[u * places + i], sums[(u + step) * places + i]);
+}
+
+// What the CTA has written to shared memory is there for the others of the cluster after this. One warp releases it for
+// all: the others would first wait until memory has the streams that they wrote, and the last warp often wrote none.
+__device__ __forceinline__ void share_of_cluster(bool releases) {
+  __syncthreads();
+  if (releases)
+    cluster_arrive();
+  else
+    cluster_arrive_relaxed();
+  cluster_wait();
 }
 
 // The sum at `place` over the CTAs of the cluster, again as a tree of neighbours.
@@ -353,8 +392,7 @@ __device__ __forceinline__ void hc_block(const HcParams& p, const HcShape& shape
   if constexpr (!Parts::coefficients && !Parts::mix) return;
   __syncthreads();
   add_units<Parts>(plan, sums, thread);
-  cluster_arrive();
-  cluster_wait();
+  share_of_cluster(warp == Parts::warps - 1);
 
   if constexpr (Parts::mix) {
     if (p.norm_weight && thread < Parts::slots) {
@@ -370,7 +408,7 @@ __device__ __forceinline__ void hc_block(const HcParams& p, const HcShape& shape
       if (lane <= HcConfig::coefficients)
         totals[slot * HcConfig::sums + lane] = add_ranks(sums + slot * HcConfig::sums + lane, shape.cluster);
   }
-  cluster_arrive();  // this CTA reads no other one's memory any more
+  cluster_arrive_relaxed();  // this CTA reads no other one's memory any more
   if constexpr (Parts::mix) {
     __syncthreads();
     write_mixes<Parts>(p, plan, mix, factor, first, count, rank, warp, lane);
