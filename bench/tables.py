@@ -24,7 +24,7 @@ _BLOCK = re.compile(
 )
 _HEAD = ("point", "shape", "time", "p10 - p90", "bound", "of bound", "reference", "faster")
 _GPU_HEAD = ("point", "time", "p10 - p90", "rate", "bound", "of bound", "also ours", "peer", "its time", "faster")
-OWN = ("reference", "triton", "sparse kernel")  # everything else in a row's peers is another project's
+OWN = ("reference", "triton", "sparse kernel")  # of a row's peers; also "ours, ...". All else is another project's
 
 
 def documents(root: Path = ROOT) -> list[Path]:
@@ -83,8 +83,8 @@ def _gpu_table(op: str, rows: Sequence[Row]) -> str:
     lines = [f"`{op}`\n", "| " + " | ".join(_GPU_HEAD) + " |", "|---|" + "---:|" * 5 + "---|---|---:|---:|"]
     for row in rows:
         implementation, *_ = row["note"].split("; ")
-        own = (f"{p['name']} {format.duration(p['median_us'])}" for p in row["peers"] if p["name"] in OWN)
-        others = [p for p in row["peers"] if p["name"] not in OWN]
+        own = (f"{p['name']} {format.duration(p['median_us'])}" for p in row["peers"] if _is_own(p))
+        others = [p for p in row["peers"] if not _is_own(p)]
         best = min(others, key=lambda p: p["median_us"], default=None)
         cells = (
             f"`{row['point']}`" + (f" ({implementation})" if implementation not in ("", "cuda") else ""),
@@ -100,10 +100,14 @@ def _gpu_table(op: str, rows: Sequence[Row]) -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     versions = sorted({f"{p['name']} is {p['version']}" for row in rows for p in row["peers"]
-                       if p["version"] and p["name"] not in OWN})  # fmt: skip
+                       if p["version"] and not _is_own(p)})  # fmt: skip
     peers = f"\n{'; '.join(versions)}.\n" if versions else ""
     left_out = {row["point"]: "; ".join(row["note"].split("; ")[1:]) for row in rows}
     return "\n".join(lines) + "\n" + peers + _notes(left_out)
+
+
+def _is_own(peer: Mapping[str, object]) -> bool:
+    return peer["name"] in OWN or str(peer["name"]).startswith("ours, ")
 
 
 def rate(row: Row) -> str:

@@ -90,7 +90,17 @@ def test_no_masks_and_no_rows():
     dspark_kernels.apply_token_mask(torch.zeros(0, 40), torch.zeros(0, 2, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("bad", [2, -1])
+@pytest.mark.parametrize("backend", ["native", "reference", "library"])
+def test_masks_of_rows_that_are_not_there_are_skipped(backend):
+    """Masks are laid out for every draft; the scheduler may have cut some of them."""
+    logits = torch.zeros(3, 40)
+    bits = torch.tensor([[1, 0], [2, 0], [4, 0], [-1, -1]], dtype=torch.int32)
+    with kernel_core.using(backend):
+        dspark_kernels.apply_token_mask(logits, bits, torch.tensor([2, -1, 0, -1]))
+    assert [row.isfinite().nonzero().flatten().tolist() for row in logits] == [[2], list(range(40)), [0]]
+
+
+@pytest.mark.parametrize("bad", [2, -2])
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_mask_checks_rows_before_writing(bad, backend):
     logits = torch.zeros(2, 40)

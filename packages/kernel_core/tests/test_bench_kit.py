@@ -30,6 +30,15 @@ def test_a_missing_ceiling_gives_no_bound():
     assert kit.bound_us(1, 1, replace(RATES, f32_tflops=None)) is None
     assert kit.bound_us(1, 1, RATES, compute="bf16") is None
     assert kit.bound_us(1, 0, RATES, compute="bf16") is not None
+    assert kit.bound_us(1, 0, RATES, path="h2d") is None
+
+
+def test_bytes_of_the_link_have_their_own_ceiling():
+    rates = replace(RATES, h2d_gbps=50.0)
+    assert kit.bound_us(1_000_000, 0, rates, path="h2d") == pytest.approx(20.0)
+    assert kit.bound_us(1_000_000, 0, rates) == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="path: got 'link'"):
+        kit.Problem(lambda: None, None, 0, 0, path="link")
 
 
 def test_row_has_the_fields_of_the_ledger():

@@ -10,7 +10,8 @@ import torch
 import kernel_core
 import mega_moe
 from kernel_core.testing.bindings import FakeModule
-from mega_moe.cuda import choice, experts, layout
+from mega_moe.cuda import choice, experts, layout, widen
+from mega_moe.ops.packed import pack_where_it_fits
 
 CSRC = Path(__file__).parents[1] / "csrc" / "cuda"
 
@@ -71,6 +72,33 @@ def test_packed_weights_alone(weights):
     whole = mega_moe.fused_experts(*given, shared=shared)
     assert torch.equal(mega_moe.packed_experts(*given[:3], packed), whole)
     assert mega_moe.pack_for(torch.device("cpu"), *given[3:], shared) is None
+
+
+@pytest.mark.parametrize("inter", [32, 64, 256, 288])
+@pytest.mark.parametrize("with_shared", [False, True])
+def test_few_hidden_channels_get_zeros(fake, weights, inter, with_shared):
+    """Weights come back as they were; zeros beside them change an order of sums; kernels see the wider ones."""
+    w13, s13 = (t.view(3, 2 * inter, -1) for t in weights.mxfp4(3 * 2 * inter, 256))
+    w2, s2 = (t.view(3, 256, -1) for t in weights.mxfp4(3 * 256, inter))
+    shared = weights.shared(256, inter) if with_shared else None
+    packed = pack_where_it_fits(w13, s13, w2, s2, shared)
+    wide = -(-inter // 256) * 256
+    assert packed.inter == wide and getattr(packed, "stored", wide) == inter
+    *got, same = widen.unpack_experts(packed)
+    given = [w13, s13, w2, s2]
+    if shared is not None:
+        got, given = [*got, *same], [*given, shared.w13, shared.s13, shared.w2, shared.s2]
+    for a, b in zip(got, given, strict=True):
+        assert a.dtype is b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    ids, gains = weights.routing(5, 3, 2)
+    x = weights.normal(5, 256)
+    if wide != inter:
+        whole = mega_moe.fused_experts(x, ids, gains, *given[:4], shared=shared)
+        other = None if shared is None else mega_moe.SharedExpert(*widen.widen(*given[4:], wide))
+        wider = mega_moe.fused_experts(x, ids, gains, *widen.widen(*given[:4], wide), shared=other)
+        torch.testing.assert_close(wider, whole, atol=1e-5, rtol=1e-5)
+    mega_moe.packed_experts(x, ids, gains, packed)
+    assert dict(fake.calls)["experts"]["inter"] == wide
 
 
 def test_without_them_the_library_runs(fake, weights):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.commands.paths import DEFAULT_MODEL, cache_folder, is_model, project_root
 
-KERNEL_PACKAGES = ("kernel_core", "mla_fp4", "swa_replay", "mega_moe", "mhc_engram", "dspark_kernels")
+KERNEL_PACKAGES = ("kernel_core", "mla_fp4", "swa_replay", "mega_moe", "mhc_engram", "dspark_kernels", "gdr_swapin")
 LIBRARIES = ("torch", "numpy", "tokenizers", "deepseek-recipe", "llguidance", "fastapi", "uvicorn", "pydantic")
 
 

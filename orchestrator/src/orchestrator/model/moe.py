@@ -28,14 +28,15 @@ class Moe:
         self.limit, self.routed_scale = config.swiglu_limit, config.routed_scaling_factor
         self.gate = dense(weights.gate, mode)
         self.bias, self.bias_vl = weights.gate_bias, weights.gate_bias_vl
-        e = weights.experts
-        mega_moe.advise_huge_pages(e.w13, e.w2)  # nothing for small models
-        self.shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
-        self.packed = mega_moe.pack_for(e.w13.device, e.w13, e.s13, e.w2, e.s2, self.shared)
-        if self.packed is not None:  # a second copy would halve what fits; nobody else reads the stored one
-            del self.shared
-            weights.experts = e = _without_tensors(e)
-        self.experts = e
+        if weights.packed is None:
+            e = weights.experts
+            mega_moe.advise_huge_pages(e.w13, e.w2)  # nothing for small models
+            self.shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
+            weights.packed = mega_moe.pack_for(e.w13.device, e.w13, e.s13, e.w2, e.s2, self.shared)
+            if weights.packed is not None:  # a second copy would halve what fits; nobody else reads the stored one
+                del self.shared
+                weights.experts = _without_tensors(e)
+        self.packed, self.experts = weights.packed, weights.experts
 
     def __call__(
         self, x: torch.Tensor, is_image: torch.Tensor | None, rows: Rows, recorder: StepRecorder | None

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from orchestrator.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from mega_moe.cuda.experts_sm100 import PackedExpertsSm100
+    from mega_moe.cuda.layout import PackedExperts
 
 
 @dataclass
@@ -97,6 +102,8 @@ class Layer:
     compressor: Compressor | None = None
     indexer: Indexer | None = None
     engram: Engram | None = None
+    # Experts as a GPU's kernels read them, once the layer was built; `experts` is empty then.
+    packed: PackedExperts | PackedExpertsSm100 | None = None
 
 
 @dataclass

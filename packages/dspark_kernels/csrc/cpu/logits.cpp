@@ -57,6 +57,7 @@ void top_logprobs(const TopLogprobs& a) {
 
 void token_mask(const TokenMask& a) {
   kernel_core::parallel_for(a.count, a.vocab / 4, [&](int64_t i) {
+    if (a.rows && a.rows[i] < 0) return;
     float* row = a.logits + (a.rows ? a.rows[i] : i) * a.vocab;
     const int32_t* mask = a.bitmask + i * a.words;
     for (int64_t w = 0; w < a.words; ++w)

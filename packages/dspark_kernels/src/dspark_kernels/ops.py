@@ -1,21 +1,24 @@
 """Public functions: checks, documentation, choice of the backend.
 
-On an NVIDIA GPU PyTorch's operators run, as there are no kernels yet. Values of parameters and row numbers are not
-checked there, as that would wait for the device.
+On an NVIDIA GPU values of parameters and row numbers are not checked, as that would wait for the device; rows of more
+than 2^20 tokens, `top_logprobs` and `uniform` run as PyTorch's operators there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-import dspark_kernels._native as _compiled
 from dspark_kernels import reference
-from kernel_core import elsewhere, register_native, register_op, use_reference
+from dspark_kernels.cuda import rows as cuda
+from dspark_kernels.native import native as _native
+from kernel_core import elsewhere, register_op, use_reference
 from kernel_core.check import require
 from kernel_core.check import tensor as check_tensor
+from kernel_core.cuda import pointer
 
 F32, I32, I64 = torch.float32, torch.int32, torch.int64
-_native = register_native(_compiled)
 _PARAMETERS = {"t": ("temperature", "0 or more, finite"), "p": ("top_p", "above 0, at most 1"), "k": ("top_k", ">= 0")}
 
 
@@ -44,27 +47,21 @@ def sample(
     """
     check_tensor("logits", logits, dtype=F32, shape=(None, None))
     T, V = logits.shape
-    _check_vocabulary(V)
-    check_tensor("temperature", temperature, dtype=F32, shape=(T,))
-    check_tensor("top_p", top_p, dtype=F32, shape=(T,))
-    if top_k is not None:
-        check_tensor("top_k", top_k, dtype=I32, shape=(T,))
+    values = check_sampling(T, V, temperature, top_p, top_k, seeds)
     _check_draw(seeds, positions, case, T)
-    if elsewhere("dspark_kernels.sample", logits):
+    where = elsewhere("dspark_kernels.sample", logits, kernels=cuda.fits(logits))
+    if where == "cuda":
+        return cuda.sample(logits, temperature, top_p, top_k, seeds, positions, case)
+    if where:
         return reference.sample(logits, temperature, top_p, top_k, seeds, positions, case=case)
-    k_pointer = 0 if top_k is None else top_k.data_ptr()
-    row, which = _native.bad_parameter(T, temperature.data_ptr(), top_p.data_ptr(), k_pointer)
-    if row >= 0:
-        name, allowed = _PARAMETERS[which]
-        values = {"t": temperature, "p": top_p, "k": temperature if top_k is None else top_k}[which]
-        require(False, name, f"{values[row].item()} in row {row}", allowed)
+    values()
     if use_reference():
         return reference.sample(logits, temperature, top_p, top_k, seeds, positions, case=case)
     tokens = torch.empty(T, dtype=I64)
     logprobs = torch.empty(T, dtype=F32)
     # fmt: off
-    _native.sample(T, V, logits.data_ptr(), temperature.data_ptr(), top_p.data_ptr(), k_pointer, seeds.data_ptr(),
-                   positions.data_ptr(), case, tokens.data_ptr(), logprobs.data_ptr())
+    _native.sample(T, V, logits.data_ptr(), temperature.data_ptr(), top_p.data_ptr(), pointer(top_k),
+                   seeds.data_ptr(), positions.data_ptr(), case, tokens.data_ptr(), logprobs.data_ptr())
     # fmt: on
     return tokens, logprobs
 
@@ -107,7 +104,7 @@ def apply_token_mask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Te
     """Set the logits of forbidden tokens to -inf, in place.
 
     logits float32 [T, V]; bitmask int32 [R, ceil(V / 32)]: bit v % 32 of word v / 32 allows token v; rows int64 [R]:
-    the logits row of each mask, None for rows 0 to T - 1 (R = T).
+    the logits row of each mask, -1 = the mask is skipped, None for rows 0 to T - 1 (R = T).
     """
     check_tensor("logits", logits, dtype=F32, shape=(None, None))
     T, V = logits.shape
@@ -117,18 +114,42 @@ def apply_token_mask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Te
         R = rows.shape[0]
     words = (V + 31) // 32
     check_tensor("bitmask", bitmask, dtype=I32, shape=(R, words))
-    if elsewhere("dspark_kernels.apply_token_mask", logits):
+    where = elsewhere("dspark_kernels.apply_token_mask", logits, kernels=cuda.fits(logits))
+    if where == "cuda":
+        return cuda.apply_token_mask(logits, bitmask, rows)
+    if where:
         return reference.apply_token_mask(logits, bitmask, rows)
     if use_reference():
-        if rows is not None and R and not (int(rows.min()) >= 0 and int(rows.max()) < T):
-            require(False, "rows", rows.tolist(), f"0 to {T - 1}")
+        if rows is not None and R and not (int(rows.min()) >= -1 and int(rows.max()) < T):
+            require(False, "rows", rows.tolist(), f"-1 to {T - 1}")
         return reference.apply_token_mask(logits, bitmask, rows)
     index = 0 if rows is None else rows.data_ptr()
     bad = _native.token_mask(T, R, V, words, logits.data_ptr(), bitmask.data_ptr(), index)
     if bad >= 0:
         assert rows is not None
-        require(False, "rows", f"{rows[bad].item()} at {bad}", f"0 to {T - 1}")
+        require(False, "rows", f"{rows[bad].item()} at {bad}", f"-1 to {T - 1}")
     return None
+
+
+def check_sampling(
+    T: int, V: int, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor | None, seeds: torch.Tensor
+) -> Callable[[], None]:
+    """Check dtypes and shapes of the parameters of T rows; the result checks their values, in CPU memory alone."""
+    _check_vocabulary(V)
+    check_tensor("temperature", temperature, dtype=F32, shape=(T,))
+    check_tensor("top_p", top_p, dtype=F32, shape=(T,))
+    if top_k is not None:
+        check_tensor("top_k", top_k, dtype=I32, shape=(T,))
+    check_tensor("seeds", seeds, dtype=I64, shape=(T,))
+
+    def values() -> None:
+        row, which = _native.bad_parameter(T, temperature.data_ptr(), top_p.data_ptr(), pointer(top_k))
+        if row >= 0:
+            name, allowed = _PARAMETERS[which]
+            value = {"t": temperature, "p": top_p, "k": temperature if top_k is None else top_k}[which]
+            require(False, name, f"{value[row].item()} in row {row}", allowed)
+
+    return values
 
 
 def _check_vocabulary(V: int) -> None:

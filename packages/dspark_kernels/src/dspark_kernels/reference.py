@@ -92,8 +92,15 @@ def top_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def apply_token_mask(logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-    V = logits.shape[1]
+    T, V = logits.shape
+    if T == 0:
+        return
     token = torch.arange(V, device=logits.device)
     allowed = (bitmask[:, token // 32] >> (token % 32).to(torch.int32)) & 1
-    index = torch.arange(len(logits), device=logits.device) if rows is None else rows
-    logits[index] = torch.where(allowed.bool(), logits[index], -torch.inf)
+    banned = torch.where(allowed.bool(), 0.0, -torch.inf)
+    index = torch.arange(T, device=logits.device) if rows is None else rows
+    # Masks that are skipped go to a row behind the last; a row may have several masks.
+    minus = torch.zeros(T + 1, V, device=logits.device)
+    index = torch.where(index < 0, T, index).unsqueeze(1).expand_as(banned)
+    minus.scatter_reduce_(0, index, banned, "amin")
+    logits.masked_fill_(minus[:T] < 0, -torch.inf)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,7 +47,8 @@ def window_attention(
     request's new rows, later ones too, and the `window` positions before the first of them.
 
     On an NVIDIA GPU it runs as `mla_fp4.sparse_attention` without selected rows: see there for shapes, rounding and
-    what is not checked. With `block`, and without `mla_fp4`, PyTorch's operators run.
+    what is not checked. With `block` Triton's kernel runs on packed rows; without `mla_fp4`, or without Triton,
+    PyTorch's operators do.
 
     Args:
         q: float32 [T, H, D], rotated; D a multiple of 32. On a GPU bfloat16 too.
@@ -107,9 +110,18 @@ def window_attention(
     return out
 
 
+@cache
+def triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def _elsewhere(path: str, arguments: tuple[Any, ...], block: bool, out: torch.Tensor | None) -> torch.Tensor:
-    q = arguments[0]
-    if path == "triton":
+    q, new_rows = arguments[:2]
+    dim = q.shape[2]
+    # The CUDA kernels know no blocks; Triton's does, on packed rows.
+    fits = new_rows.dtype == torch.uint8 and dim >= 64 and dim & (dim - 1) == 0
+    blocks_by_triton = path == "cuda" and block and fits and triton_is_there()
+    if path == "triton" or blocks_by_triton:
         from swa_replay import triton_attention
 
         return triton_attention.window_attention(*arguments, block=block, out=out)

@@ -35,7 +35,8 @@ class Problem:
     `bytes` and `flops` are what the problem demands at least, not what an implementation happens to do: every
     operand read once, every result written once. They make the bound. `compute` names the ceiling for `flops`:
     "f32" (multiply-adds in float32), "bf16" or "fp8" (matrix units). `check` runs once before timing and raises when
-    the result is wrong. `cold` evicts the caches before every call.
+    the result is wrong. `cold` evicts the caches before every call. `path` names the ceiling for `bytes`: "memory", or
+    "h2d" for the link from the host to a GPU.
     """
 
     native: Callable[[], object]
@@ -46,11 +47,14 @@ class Problem:
     check: Callable[[], object] | None = None
     compute: str = "f32"
     cold: bool = False
+    path: str = "memory"
     note: str = ""
 
     def __post_init__(self) -> None:
         if self.compute not in ("f32", "bf16", "fp8"):
             raise ValueError(f"compute: got {self.compute!r}, allowed are 'f32', 'bf16' and 'fp8'")
+        if self.path not in ("memory", "h2d"):
+            raise ValueError(f"path: got {self.path!r}, allowed are 'memory' and 'h2d'")
 
 
 @dataclass(frozen=True)

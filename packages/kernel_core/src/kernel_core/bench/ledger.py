@@ -21,13 +21,14 @@ FIELDS = (
 )  # fmt: skip
 
 
-def bound_us(moved: int, flops: int, ceilings: Ceilings, compute: str = "f32") -> float | None:
+def bound_us(moved: int, flops: int, ceilings: Ceilings, compute: str = "f32", path: str = "memory") -> float | None:
     """The larger of bytes and operations over their ceiling, in microseconds; None when a needed ceiling is missing.
 
-    Bytes go over the read bandwidth, or over that of a copy where no reads were measured, as on a GPU.
+    Bytes go over the read bandwidth, or over that of a copy where no reads were measured, as on a GPU; with `path`
+    "h2d" over the link from the host.
     """
     rate = getattr(ceilings, f"{compute}_tflops")
-    bandwidth = ceilings.read_gbps or ceilings.copy_gbps
+    bandwidth = ceilings.h2d_gbps if path == "h2d" else ceilings.read_gbps or ceilings.copy_gbps
     if (moved and not bandwidth) or (flops and not rate):
         return None
     memory = moved / (bandwidth * 1e3) if moved and bandwidth else 0.0
@@ -47,12 +48,13 @@ def ledger_row(
     ceilings: Ceilings,
     digest: str | None,
     compute: str = "f32",
+    path: str = "memory",
     peers: Sequence[Mapping[str, object]] = (),
     versions: Mapping[str, object] | None = None,
     note: str = "",
 ) -> dict[str, object]:
     """One row with exactly `FIELDS`. `fraction` is bound over median: 1 is the best that this machine allows."""
-    bound = None if bytes is None or flops is None else bound_us(bytes, flops, ceilings, compute)
+    bound = None if bytes is None or flops is None else bound_us(bytes, flops, ceilings, compute, path)
     return {
         "point": point,
         "op": op,

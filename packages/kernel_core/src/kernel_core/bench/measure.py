@@ -69,6 +69,7 @@ def run_case(
         ceilings=ceilings,
         digest=source_digest(package, bench.sources, bench.device),
         compute=problem.compute,
+        path=problem.path,
         peers=peers,
         versions={**(cuda_versions() if bench.device == "cuda" else cpu_versions()), **_package_version(package.name)},
         note="; ".join(part for part in (problem.note, *prepared.left_out) if part),

@@ -6,7 +6,7 @@ import torch
 
 import kernel_core
 from mega_moe.cuda import experts as cuda_experts
-from mega_moe.cuda import experts_sm100, layout
+from mega_moe.cuda import experts_sm100, layout, widen
 from mega_moe.ops.experts import fused_experts
 from mega_moe.weights import SharedExpert
 
@@ -35,7 +35,7 @@ def packed_experts(
         return fused_experts(x, ids, weights, *stored, limit=limit, shared=same, out=out)
     if kernels and cuda_experts.fits(packed, x):
         return cuda_experts.fused_experts(x, ids, weights, packed, limit=limit, out=out)
-    w13, s13, w2, s2, shared = layout.unpack_experts(packed)
+    w13, s13, w2, s2, shared = widen.unpack_experts(packed)
     whole = None if shared is None else SharedExpert(*shared)
     return fused_experts(x, ids, weights, w13, s13, w2, s2, limit=limit, shared=whole, out=out)
 
@@ -60,11 +60,11 @@ def pack_for(
 def pack_where_it_fits(
     w13: torch.Tensor, s13: torch.Tensor, w2: torch.Tensor, s2: torch.Tensor, shared: SharedExpert | None
 ) -> layout.PackedExperts | None:
-    """None for widths or scales that the packed form cannot hold."""
+    """None for widths or scales that the packed form cannot hold. Few hidden channels get zeros beside them."""
     experts, d, half = w2.shape
     same_width = shared is None or tuple(shared.w2.shape) == (d, 2 * half)
-    if not layout.fits(d, 2 * half) or experts > cuda_experts.MOST_EXPERTS or not same_width:
+    if not layout.fits(d, widen.wider(2 * half)) or half % 16 or experts > cuda_experts.MOST_EXPERTS or not same_width:
         return None
     if not layout.holds(s13, s2, shared):
         return None
-    return layout.pack_experts(w13, s13, w2, s2, shared)
+    return widen.pack_experts(w13, s13, w2, s2, shared)
