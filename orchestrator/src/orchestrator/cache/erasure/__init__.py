@@ -1,0 +1,1 @@
+"""Blocks spread over twelve targets, any ten of which are enough."""

@@ -1,0 +1,1 @@
+"""The host tier: blocks in shared memory, and who may use which slot."""

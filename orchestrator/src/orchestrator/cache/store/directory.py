@@ -1,0 +1,203 @@
+"""A store in a directory that several machines may mount (NFS, 3FS, local disk): one file a block, no server of ours.
+
+A file appears under its key by rename, whole and durable, and says in its header what it is. Its modification time is
+its expiry. The time of the last use is not kept, since reads change access times on some mounts and not on others: what
+expires first goes first, also under the watermark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+from orchestrator.cache.block_object import HEADER_BYTES, WrongBytes, parse, seal, verify
+from orchestrator.cache.chain import KEY_BYTES
+from orchestrator.cache.gc import Collector, Tick, Unpublish
+from orchestrator.cache.index import BlockIndex
+from orchestrator.cache.retention import Retention, RetentionPolicy
+from orchestrator.cache.store.base import At, Block, Put, Store, StoreStats, nowhere
+from orchestrator.cache.store.segments import sync_folder
+
+_THREADS = 16
+
+
+class DirectoryStore(Store):
+    """Blocks of one layout in a folder that any number of processes and machines write.
+
+    The collector builds its index by walking the folder; of all processes that call `collect`, the one that gets the
+    lock file works. Budgets of tenants are refused: a file does not say whose it is.
+    """
+
+    def __init__(
+        self, folder: Path, layout: bytes, capacity: int, policy: RetentionPolicy | None = None, at: At = nowhere
+    ) -> None:
+        self.policy = policy or RetentionPolicy()
+        if self.policy.budgets:
+            raise ValueError("policy: got budgets of tenants, allowed are none in a directory store")
+        if capacity <= 0:
+            raise ValueError(f"capacity: got {capacity}, allowed are bytes above 0")
+        self.folder, self.layout, self.capacity, self._at = folder, layout, capacity, at
+        self._blocks, self._trash = folder / "blocks" / layout.hex()[:16], folder / "trash"
+        for path in (self._blocks, self._trash):
+            path.mkdir(parents=True, exist_ok=True)
+        self._misses: Counter[str] = Counter()
+        self._seen_used = self._seen_blocks = 0
+        self._names = count(1)
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, "directory")
+
+    def present(self, keys: Sequence[bytes]) -> list[bool]:
+        return list(self._threads.map(lambda key: self._path(key).exists(), keys))
+
+    def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(self._threads.map(self._read, keys))
+
+    def write(self, blocks: Sequence[Block], now: float) -> list[Put]:
+        return [self._write(block, now) for block in blocks]
+
+    def use(self, keys: Sequence[bytes], now: float, retention: Retention) -> None:
+        """Touches every file of the path, the last first: a parent is never older than its child."""
+        expiry = self.policy.expiry(now, retention)
+        for key in reversed(keys[: self.match(keys)]):
+            with contextlib.suppress(OSError):
+                self._touch(self._path(key), now, expiry)
+
+    def collect(self, now: float) -> int:
+        with (self.folder / "collector.lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return 0
+            self._empty_trash(now)
+            index, holes = self._survey()
+            collector = Collector(index, self.capacity)
+            gone = len(holes)
+            for key in holes:
+                self._discard(key, now)
+            for action in collector.step(Tick(), now):
+                if isinstance(action, Unpublish):
+                    gone += len(action.entries)
+                    for entry in action.entries:
+                        self._discard(entry.key, now)
+            self._seen_used, self._seen_blocks = index.used, len(index)
+            return gone
+
+    def stats(self) -> StoreStats:
+        return StoreStats(self._seen_blocks, self._seen_used, self.capacity, dict(self._misses))
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _read(self, key: bytes) -> bytes | None:
+        path = self._path(key)
+        try:
+            return verify(path.read_bytes(), self.layout, key)
+        except FileNotFoundError:
+            reason = "absent"
+        except OSError:
+            reason = "io"
+        except WrongBytes as wrong:
+            reason = wrong.reason
+            self._discard(key, time.time())
+        self._misses[reason] += 1
+        return None
+
+    def _write(self, block: Block, now: float) -> Put:
+        path = self._path(block.key)
+        if path.exists():
+            return Put.ALREADY
+        if block.depth and not self._path(block.parent).exists():
+            return Put.NO_PARENT
+        size = HEADER_BYTES + len(block.payload)
+        if self._seen_used + size > self.capacity:
+            return Put.FULL
+        header = seal(self.layout, block.key, block.parent, block.depth, 0, block.payload)
+        temporary = path.parent / f"new-{socket.gethostname()}-{os.getpid()}-{next(self._names)}"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            self._at("file.create")
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.write(fd, header)
+                self._at("file.half")
+                view = memoryview(block.payload)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.utime(fd, (now, self.policy.expiry(now, block.retention)))
+                self._at("file.sync")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self._at("file.rename")
+            temporary.rename(path)
+            self._at("file.renamed")
+            sync_folder(path.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return Put.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else Put.FAILED
+        with self._lock:
+            self._seen_used += size
+            self._seen_blocks += 1
+        return Put.STORED
+
+    @staticmethod
+    def _touch(path: Path, now: float, expiry: float) -> None:
+        os.utime(path, (now, max(path.stat().st_mtime, expiry)))
+
+    def _survey(self) -> tuple[BlockIndex, list[bytes]]:
+        """An index of all files, and the keys of those that no path from a first block leads to."""
+        found = []
+        for path in self._files():
+            try:
+                with path.open("rb") as file:
+                    header = parse(file.read(HEADER_BYTES))
+                seen = path.stat()
+            except (OSError, WrongBytes):
+                continue
+            if header.key.hex() == path.name:
+                found.append((header.depth, header, seen))
+        index, holes = BlockIndex(self.policy), []
+        for _, header, seen in sorted(found, key=lambda item: item[0]):
+            root = b"" if header.depth else header.parent
+            index.publish(header.key, header.parent, seen.st_size, seen.st_mtime, root=root, expiry=seen.st_mtime)
+            if index.get(header.key) is None:
+                holes.append(header.key)
+        return index, holes[::-1]
+
+    def _files(self) -> Iterator[Path]:
+        for folder in self._blocks.iterdir():
+            for path in folder.iterdir():
+                if len(path.name) == 2 * KEY_BYTES:
+                    yield path
+
+    def _discard(self, key: bytes, now: float) -> None:
+        """Out of sight at once, deleted after the grace: a reader that has the file open goes on reading it."""
+        self._at("file.discard")
+        with contextlib.suppress(OSError):
+            self._path(key).rename(self._trash / f"{int(now)}-{os.getpid()}-{next(self._names)}")
+
+    def _empty_trash(self, now: float) -> None:
+        for path in self._trash.iterdir():
+            stamp = path.name.partition("-")[0]
+            if stamp.isdecimal() and now - int(stamp) >= self.policy.grace_s:
+                path.unlink(missing_ok=True)
+        for folder in self._blocks.iterdir():
+            for path in folder.glob("new-*"):  # left by a crash; a write takes no hour
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_ctime > 3600:
+                        path.unlink()
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._blocks / name[:2] / name
