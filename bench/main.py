@@ -19,7 +19,7 @@ from bench.discover import ROOT, Entry, Found, discover, select
 from bench.status import CURRENT, STALE, states
 from kernel_core.bench import Case, append_row, ceilings, check_case, cuda_ceilings, device_ledger, run_case
 
-COMMANDS = ("run", "list", "status", "tables", "plot", "rank")
+COMMANDS = ("run", "list", "status", "tables", "plot", "rank", "spec", "profile", "cache")
 _EXAMPLES = """\b
 Examples:
   fathom bench list                          what can be run
@@ -31,6 +31,9 @@ Examples:
   fathom bench status                        rows older than the sources
   fathom bench tables --write                refresh docs and READMEs
   fathom bench rank --device cuda --page docs/rank.md
+  fathom bench spec                          what speculation gains, by concurrency
+  fathom bench profile --steps 8             trace of decode steps for Perfetto
+  fathom bench cache --traces FOLDER         the KV cache: hits on traces, index, erasure code
 """
 
 app = typer.Typer(help="Time kernels beside their reference and against measured ceilings.", add_completion=False,
@@ -300,6 +303,82 @@ def rank_command(
         if _checked(device) == "cpu" and not small:
             raise ValueError("device: got 'cpu', allowed is 'cuda', or 'cpu' with --small")
         command.run(console, device, _numbers(sequences), _numbers(prefill), context, out, small, page)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command("spec")
+def spec_command(
+    model: Annotated[str | None, typer.Option(help="folder of a checkpoint, or v41-mini or v41-nano")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda, where steps are timed")] = "cpu",
+    sequences: Annotated[str, typer.Option(help="requests at once in the timed runs; empty times none")] = "1,4,16",
+    tokens: Annotated[int, typer.Option(help="output tokens of a request", min=8)] = 48,
+    temperature: Annotated[float, typer.Option(help="of the requests", min=0)] = 1.0,
+    curve: Annotated[
+        Path | None, typer.Option(help="also weigh drafts by this cost curve: figures of `fathom bench rank`")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the figures")] = None,
+    page: Annotated[Path | None, typer.Option(help="write tables here and a picture beside them")] = None,
+    shown: Annotated[Path | None, typer.Option("--from", help="measure nothing, take the figures of this file")] = None,
+) -> None:
+    """Throughput, verified and accepted length by concurrency: without drafts, with five, with as many as pay.
+
+    With --curve the same from the model's acceptance and another machine's step times.
+    """
+    from bench.spec import command
+
+    try:
+        command.run(console, model, _checked(device), _numbers(sequences), tokens, temperature, curve, out, page, shown)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command("profile")
+def profile_command(
+    model: Annotated[str | None, typer.Option(help="folder of a checkpoint, or v41-mini or v41-nano")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    sequences: Annotated[int, typer.Option(help="requests at once", min=1)] = 8,
+    context: Annotated[int, typer.Option(help="tokens of a request", min=1)] = 256,
+    steps: Annotated[int, typer.Option(help="traced decode steps", min=2)] = 6,
+    speculation: Annotated[str, typer.Option(help="off, scheduled or a number of drafts")] = "scheduled",
+    out: Annotated[Path, typer.Option(help="trace file to write")] = Path("trace.json"),
+) -> None:
+    """Trace some decode steps: host and device, steps, ops and kernels, for ui.perfetto.dev."""
+    from bench.profile import command
+    from orchestrator.commands.errors import UsageError
+    from orchestrator.commands.speculation import speculation_of
+
+    try:
+        command.run(console, model, _checked(device), sequences, context, steps, speculation_of(speculation), out)
+    except (ValueError, UsageError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command("cache")
+def cache_command(
+    traces: Annotated[
+        Path | None, typer.Option(help="folder of recorded traces; without it the replay is left out")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file; default: bench/results/cache/cpu.json")] = None,
+    page: Annotated[Path | None, typer.Option(help="write tables here and a picture beside them")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="try the command; writes no default file")] = False,
+    shown: Annotated[Path | None, typer.Option("--from", help="measure nothing, take the figures of this file")] = None,
+    engine: Annotated[bool, typer.Option("--engine", help="only the time to the first token, hot and cold")] = False,
+    model: Annotated[Path, typer.Option(help="checkpoint for --engine")] = ROOT / "models" / "v41-mini",
+    tokens: Annotated[int, typer.Option(min=512, help="prompt length for --engine")] = 16384,
+) -> None:
+    """Measure the KV cache: hits on traces, index, match of a prompt, erasure code, read tail; with --engine the
+    time to the first token."""
+    from bench.cache import command, show
+
+    try:
+        if engine:
+            command.first_tokens(console, model, tokens)
+            return
+        if shown is not None:
+            command.write_page(show.load(shown), page or ROOT / "docs" / "kv_cache_measured.md")
+            return
+        command.run(console, traces, out, page, quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

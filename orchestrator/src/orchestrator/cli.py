@@ -37,6 +37,16 @@ app = typer.Typer(
 Model = Annotated[str | None, typer.Option(help="folder of a checkpoint, or v41-mini or v41-nano")]
 Threads = Annotated[int | None, typer.Option(min=1, help="threads of the kernels; default: all cores")]
 Device = Annotated[str, typer.Option(help="cpu, or cuda for an NVIDIA GPU")]
+Speculation = Annotated[
+    str, typer.Option(help="drafts that a step verifies: scheduled by what they gain, a number, or off")
+]
+PrefixCache = Annotated[
+    str | None,
+    typer.Option(
+        help="prompts share the cache of a common beginning: off, bounded, exact or canonical; "
+        "default: exact on a CPU (canonical with --cache-folder, bounded with --no-reproducible), off on a GPU"
+    ),
+]
 Reproducible = Annotated[
     bool, typer.Option("--reproducible/--no-reproducible", help="products in a fixed tile: no bit depends on the batch")
 ]
@@ -66,6 +76,7 @@ def generate(
     lark: Annotated[str | None, typer.Option(help="Lark grammar of the text: a file or the grammar")] = None,
     device: Device = "cpu",
     reproducible: Reproducible = True,
+    speculation: Speculation = "scheduled",
     threads: Threads = None,
     stats: Annotated[bool, typer.Option("--stats", help="print speed to standard error")] = False,
 ) -> None:
@@ -100,6 +111,10 @@ def serve(
     ] = None,
     device: Device = "cpu",
     reproducible: Reproducible = True,
+    speculation: Speculation = "scheduled",
+    prefix_cache: PrefixCache = None,
+    cache_folder: Annotated[Path | None, typer.Option(help="keep cache blocks there, beyond the server's life")] = None,
+    cache_gb: Annotated[float, typer.Option(min=0.1, help="size of that folder at most, in GiB")] = 16.0,
     threads: Threads = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:

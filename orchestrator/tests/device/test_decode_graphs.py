@@ -177,7 +177,11 @@ def test_an_engine_on_graphs_gives_the_tokens_of_an_eager_one(nano):
     found = []
     for graphs in (False, True):
         with using("library"):
-            engine = Engine(nano, None, EngineConfig(num_blocks=8, max_num_seqs=4, chunk_tokens=8, max_step_tokens=8))
+            engine = Engine(
+                nano,
+                None,
+                EngineConfig(num_blocks=8, max_num_seqs=4, chunk_tokens=8, max_step_tokens=8, speculation="off"),
+            )
             if graphs:
                 FakeGraph.made = 0
                 options = {"largest": 4, "context": engine.context, "new_graph": FakeGraph}

@@ -44,7 +44,8 @@ def generate(model, prompts, tokens, **options):
     from orchestrator.engine.engine import Engine
     from orchestrator.engine.request import SamplingParams, TokenOutput
 
-    engine = Engine(model, None, EngineConfig(device=model.device.type, num_blocks=32, max_num_seqs=8, **options))
+    plain = {"speculation": "off", "overlap": False, "num_blocks": 32, "max_num_seqs": 8}
+    engine = Engine(model, None, EngineConfig(**{"device": model.device.type} | plain | options))
     for i, prompt in enumerate(prompts):
         engine.add(f"{i}", prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
     found = [[] for _ in prompts]
@@ -58,8 +59,9 @@ def generate(model, prompts, tokens, **options):
 @torch.inference_mode()
 @pytest.mark.parametrize("quantised", [False, True])
 def test_logits(models, requests, quantised):
-    """Float32 caches run in float32 throughout. Packed ones meet kernels that round to bfloat16, and a rounding may
-    move a cached value by a whole code, so single logits differ more than most.
+    """With float32 caches all but the experts is float32, and their inputs are rounded to bfloat16. Packed caches meet
+    more kernels that round to bfloat16, and a rounding may move a cached value by a whole code, so single logits differ
+    more than most.
     """
     from orchestrator.model.batch import StepBatch
 
@@ -77,7 +79,7 @@ def test_logits(models, requests, quantised):
     if quantised:
         assert difference.median() < 0.02 * largest and difference.max() < 0.2 * largest
     else:
-        assert difference.max() < 1e-3 * largest
+        assert difference.median() < 2e-3 * largest and difference.max() < 2e-2 * largest
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -86,6 +88,18 @@ def test_greedy_tokens_are_those_of_the_cpu(models, prompt, graphs):
     actual, engine = generate(models["cuda"], [prompt], 48, cuda_graphs=graphs)
     assert actual == expected
     assert graphs == (engine.runner.graphs is not None) and not (graphs and engine.runner.graphs.failed)
+
+
+@pytest.mark.parametrize("options", [{"overlap": True}, {"speculation": 5}, {"speculation": 5, "overlap": True}])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_drafts_and_overlap_change_no_token(models, prompt, options, graphs):
+    prompts = [prompt, prompt[:7] * 20, prompt[3:]]
+    expected, _ = generate(models["cuda"], prompts, 40, cuda_graphs=False)
+    actual, engine = generate(models["cuda"], prompts, 40, cuda_graphs=graphs, **options)
+    assert actual == expected
+    if engine.pipeline is not None:
+        assert graphs == (engine.pipeline.graphs is not None) and not (graphs and engine.pipeline.graphs.failed)
+        assert engine.pipeline.clock.steps > 5
 
 
 def test_graphs_change_no_token_of_a_batch(models, prompt):

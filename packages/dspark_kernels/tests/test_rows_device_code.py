@@ -55,7 +55,18 @@ def sample(lib, logits, temperature, top_p, top_k, seeds, positions, case=0, thr
 
 @pytest.mark.parametrize(
     ("V", "spread"),
-    [(1, 1.0), (5, 2.0), (1023, 2.0), (1024, 0.0), (2100, 3.0), (2101, 0.3), (2102, 5e-4), (9000, 30.0), (20_000, 3.0)],
+    [
+        (1, 1.0),
+        (5, 2.0),
+        (1023, 2.0),
+        (1024, 0.0),
+        (2100, 3.0),
+        (2101, 0.3),
+        (2102, 5e-4),
+        (9000, 30.0),
+        (20_000, 3.0),
+        (140_000, 3.0),
+    ],
 )
 def test_sampling(lib, V, spread, make_rows):
     rows = make_rows(12, V, spread)

@@ -73,9 +73,12 @@ def test_without_slots_and_fixed_lengths(lib):
             assert_bitwise(a, b, name=name)
 
 
-@pytest.mark.parametrize("around", [(0.7, 1e-7), (0.7, 1e-4), (1e-20, 1e-20), (1e-3, 1e-3), (1.0, -1e-7), (0.6, 0.0)])
+@pytest.mark.parametrize(
+    "around",
+    [(0.7, 1e-7), (0.7, 1e-4), (0.7001, 2e-4), (0.5, 3e-3), (1e-20, 1e-20), (1e-3, 1e-3), (1.0, -1e-7), (0.6, 0.0)],
+)
 def test_survivals_that_are_close_together(lib, around):
-    """All of them fall into one even step, so that finer ones are needed."""
+    """All of them fall into one even step or a few, so that finer ones are needed."""
     center, width = around
     R, G = 64, 8
     confidence = torch.ones(R, G)

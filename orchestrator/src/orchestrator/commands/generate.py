@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
-from orchestrator.commands.paths import find_model
+from orchestrator.commands.paths import cache_folder, find_model
+from orchestrator.commands.speculation import speculation_of
 from orchestrator.commands.threads import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.engine.request import GrammarSpec, SamplingParams
+    from orchestrator.engine.stats import EngineStats
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class GenerateOptions:
     reproducible: bool = True
     threads: int | None = None
     stats: bool = False
+    speculation: str = "scheduled"
 
 
 def generate(options: GenerateOptions) -> int:
@@ -45,15 +48,24 @@ def generate(options: GenerateOptions) -> int:
         raise UsageError("The prompt is empty; give some text, or - to read it from standard input")
     use_threads(options.threads)
     check_device(options.device)
+    speculation = speculation_of(options.speculation)
     _params(options, {})  # refuses bad values before a model is looked for
     folder = find_model(options.model)
     from orchestrator.text.sampling import sampling_defaults
 
     params = _params(options, sampling_defaults(folder))
+    from orchestrator.engine.curve_cache import use_curve
     from orchestrator.engine.llm import LLM
     from orchestrator.engine.request import Finished, Ready, TokenOutput
 
-    llm = LLM(folder, dense="fixed" if options.reproducible else "library", device=options.device)
+    llm = LLM(
+        folder,
+        max_num_seqs=1,
+        dense="fixed" if options.reproducible else "library",
+        device=options.device,
+        speculation=speculation,
+    )
+    use_curve(llm.engine, cache_folder() / "curves")
     began, first, tokens, ready = time.perf_counter(), 0.0, 0, None
     try:
         for event in llm.stream(prompt, params):
@@ -71,7 +83,7 @@ def generate(options: GenerateOptions) -> int:
         sys.stderr.close()
         return 0
     if options.stats:
-        _print_stats(ready.prompt_tokens if ready else 0, tokens, began, first)
+        _print_stats(ready.prompt_tokens if ready else 0, tokens, began, first, llm.engine.stats)
     return 0
 
 
@@ -118,11 +130,13 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
-def _print_stats(prompt: int, tokens: int, began: float, first: float) -> None:
+def _print_stats(prompt: int, tokens: int, began: float, first: float, engine: EngineStats) -> None:
     ended = time.perf_counter()
     parts = [f"{prompt} prompt tokens", f"{tokens} new tokens"]
     if first:
         parts.append(f"first token after {first - began:.3f} s")
     if tokens > 1:
         parts.append(f"{(tokens - 1) / (ended - first):.1f} tokens/s after that")
+    if engine.drafts:
+        parts.append(f"{engine.accepted} of {engine.drafts} drafts accepted in {engine.verifications} steps")
     print(f"\n{', '.join(parts)}", file=sys.stderr)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
-from orchestrator.commands.paths import find_model
+from orchestrator.commands.paths import cache_folder, find_model
+from orchestrator.commands.prefix import prefix_mode_of, stored_prefixes
+from orchestrator.commands.speculation import speculation_of
 from orchestrator.commands.threads import use_threads
 
 
@@ -35,6 +37,10 @@ class ServeOptions:
     thinking: bool | None = None
     device: str = "cpu"
     reproducible: bool = True
+    speculation: str = "scheduled"
+    prefix_cache: str | None = None
+    cache_folder: Path | None = None
+    cache_gb: float = 16.0
     threads: int | None = None
     log_level: str = "info"
 
@@ -43,6 +49,11 @@ def serve(options: ServeOptions) -> int:
     """Serve until interrupted; returns the exit status."""
     use_threads(options.threads)
     device = check_device(options.device)
+    speculation = speculation_of(options.speculation)
+    stored = options.cache_folder is not None
+    prefix_cache = prefix_mode_of(options.prefix_cache, device, options.reproducible, stored)
+    if stored and prefix_cache == "off":
+        raise UsageError("--cache-folder: got a folder and --prefix-cache off, allowed is one of them")
     keys = read_keys(options.api_key_file)
     settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     from orchestrator.server.run import make_server, open_socket
@@ -55,6 +66,7 @@ def serve(options: ServeOptions) -> int:
         folder = find_model(options.model)
         from orchestrator.engine.async_engine import AsyncEngine
         from orchestrator.engine.config import EngineConfig
+        from orchestrator.engine.curve_cache import use_curve
         from orchestrator.engine.engine import Engine
         from orchestrator.model.load import load_model
         from orchestrator.server import create_app
@@ -67,9 +79,11 @@ def serve(options: ServeOptions) -> int:
             max_waiting=options.max_requests,
             num_blocks=options.num_blocks,
             max_model_len=options.max_context,
-            max_step_tokens=max(EngineConfig.max_step_tokens, options.max_num_seqs),
+            max_step_tokens=max(EngineConfig.max_step_tokens, 8 * options.max_num_seqs),
             dense=dense,  # type: ignore[arg-type]
             device=device,
+            speculation=speculation,
+            prefix_cache=prefix_cache,
         )
         model = load_model(folder, dense=config.dense, device=config.device)
         try:
@@ -77,6 +91,7 @@ def serve(options: ServeOptions) -> int:
         except ValueError as error:
             raise UsageError(f"--max-context: {str(error).removeprefix('max_model_len: ')}") from None
         engine = Engine(model, tokenizer, config)
+        use_curve(engine, cache_folder() / "curves")
         # The small models never learnt to close their reasoning, so they answer without unless told otherwise.
         large = tokenizer.vocab_size > 100_000
         thinking = options.thinking if options.thinking is not None else large
@@ -84,15 +99,16 @@ def serve(options: ServeOptions) -> int:
         settings = _settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
         gc.collect()
         gc.freeze()  # the model lives as long as the process: no collection needs to walk it between steps
-        running = AsyncEngine(engine)
-        try:
-            app = create_app(running, tokenizer, settings, grammars=engine.grammars)
-            port = listening.getsockname()[1]
-            url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{port}"
-            print(f"Serving {name} on {url} (docs: {url}/docs, context {engine.context} tokens)", file=sys.stderr)
-            make_server(app, settings, log_level=options.log_level).run(sockets=[listening])
-        finally:
-            running.close()
+        with stored_prefixes(engine, options.cache_folder, options.cache_gb, folder):
+            running = AsyncEngine(engine)
+            try:
+                app = create_app(running, tokenizer, settings, grammars=engine.grammars)
+                port = listening.getsockname()[1]
+                url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{port}"
+                print(f"Serving {name} on {url} (docs: {url}/docs, context {engine.context} tokens)", file=sys.stderr)
+                make_server(app, settings, log_level=options.log_level).run(sockets=[listening])
+            finally:
+                running.close()
     return 0
 
 

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 
 import torch
 
 from kernel_core.check import require
 from orchestrator.engine.config import EngineConfig
+from orchestrator.engine.fence import Fence, FencedPool
 from orchestrator.engine.grammar import GrammarCompiler, Matcher
 from orchestrator.engine.graphs import DecodeGraphs
-from orchestrator.engine.pool import IdPool
+from orchestrator.engine.launch import CudaStream, InOrder, Launcher
+from orchestrator.engine.lockstep import Lockstep
+from orchestrator.engine.pipeline import Pipeline
+from orchestrator.engine.prefix_cache import PrefixCache
+from orchestrator.engine.prefix_tier import PrefixTier
+from orchestrator.engine.ranges import named
 from orchestrator.engine.request import EngineFull, Event, Finished, FinishReason, Ready, SamplingParams, TokenOutput
+from orchestrator.engine.rules import Rules
 from orchestrator.engine.runner import Runner
 from orchestrator.engine.sampler import Sample, Sampler
-from orchestrator.engine.scheduler import Scheduler
-from orchestrator.engine.sequence import Sequence
+from orchestrator.engine.scheduler import Scheduler, Step
+from orchestrator.engine.sequence import Sequence, State
+from orchestrator.engine.shared_blocks import SharedBlocks
+from orchestrator.engine.speculator import Speculator
+from orchestrator.engine.stats import EngineStats
 from orchestrator.engine.text_stream import TextStream
 from orchestrator.model.cache import CachePools
+from orchestrator.model.drafter import Drafter
 from orchestrator.model.record import Recorder
 from orchestrator.model.transformer import Transformer
 from orchestrator.text.tokenizer import Tokenizer
 from swa_replay import plan_decoder_tail
 
-
-@dataclass
-class EngineStats:
-    """Counters since the start; times in seconds. On a GPU `model_seconds` is what starting the work takes."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    step_seconds: float = 0.0
-    model_seconds: float = 0.0
-    last_step: float = field(default_factory=time.monotonic)
+_LISTEN_S = 0.02  # new requests are not seen while a step waits for fetched blocks
 
 
 class Engine:
@@ -45,9 +44,8 @@ class Engine:
 
     `tokenizer` is needed for text, stop strings and grammars; without it events carry token ids alone.
 
-    A step has ended on the device before the next is planned (a GPU runs them in order), and requests come and go
-    between steps only. So blocks and slots are free the moment they are given back: no step in flight can still read
-    them before the one that writes them anew.
+    Steps run one by one, or decode steps overlap (`pipeline`, on a GPU by default). Requests come and go between steps;
+    blocks and slots are free when no step in flight can touch them any more.
     """
 
     def __init__(
@@ -61,34 +59,66 @@ class Engine:
         where = model.device.type
         require(self.config.device == where, "device", repr(self.config.device), f"{where!r}, where the model is")
         self.context = self.config.context(model.config)
+        depth = self.config.depth(model.config)
+        drafter = Drafter(model, mode=self.config.dense) if depth else None
         self.cache = CachePools(
             model.config,
             self.config.num_blocks + 1,
             self.config.max_num_seqs + 1,
             quantised=self.config.quantised_caches,
+            draft_stages=model.config.num_nextn_predict_layers if depth else 0,
             device=model.device,
         )
+        self.fence = Fence()
+        self.prefix: PrefixCache | None = None
+        blocks: FencedPool | SharedBlocks = FencedPool(self.config.num_blocks + 1, "cache blocks", self.fence)
+        if self.config.prefix_cache != "off":
+            blocks = SharedBlocks(self.config.num_blocks + 1, "cache blocks", self.fence)
+            self.prefix = PrefixCache(self.config.prefix_cache, blocks, self.cache, self.config.window_bytes)
         self.scheduler = Scheduler(
-            IdPool(self.config.num_blocks + 1, "cache blocks"),
-            IdPool(self.config.max_num_seqs + 1, "request slots"),
+            blocks,
+            FencedPool(self.config.max_num_seqs + 1, "request slots", self.fence),
             self.config.max_step_tokens,
             self.config.chunk_tokens,
+            self.prefix,
         )
-        graphs = None
+        self.runner = Runner(model, self.cache, None, drafter)
         if self.config.cuda_graphs and model.device.type == "cuda":
-            graphs = DecodeGraphs(model, self.cache, largest=self.config.max_num_seqs, context=self.context)
-        self.runner = Runner(model, self.cache, graphs)
+            self.runner.graphs = DecodeGraphs(
+                model,
+                self.cache,
+                largest=self.config.max_num_seqs,
+                context=self.context,
+                forward=self.runner.forward,
+            )
         eos = {model.config.eos_token_id, *(() if tokenizer is None else tokenizer.eos_ids)}
         self.sampler = Sampler(vocab, tuple(sorted(eos)), model.device)
+        self.speculator: Speculator | None = None
+        if drafter is not None:
+            fixed = self.config.speculation != "scheduled"
+            self.speculator = Speculator(drafter, self.cache, self.sampler, depth, fixed=fixed)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
         self.stats = EngineStats()
+        self.pipeline: Pipeline | None = None
+        if self.config.overlap or (self.config.overlap is None and where == "cuda"):
+            self.overlap(CudaStream() if where == "cuda" else InOrder())
+        self.lockstep: Lockstep | None = None
+        self.forwards = 0  # forward passes started, of empty batches too
         self._sequences: dict[str, Sequence] = {}
         self._order = count()
         self._events: list[Event] = []
 
+    def overlap(self, launcher: Launcher, rules: Rules | None = None) -> None:
+        """Have decode steps overlap, with device work going through `launcher`. Not while one is in flight."""
+        self.pipeline = Pipeline(self, launcher, rules)
+        self.fence.kept = self.pipeline.rules.fenced_frees
+        if self.prefix is not None:
+            self.pipeline.written = lambda sequence, blocks, tokens: self._publish(sequence)
+
     @property
     def has_work(self) -> bool:
-        return bool(self._events) or self.scheduler.has_work
+        in_flight = self.pipeline is not None and self.pipeline.flight is not None
+        return bool(self._events) or self.scheduler.has_work or in_flight
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         """Raise ValueError for what can never run: empty or too long prompt, unknown token. Grammars: see `compile`."""
@@ -151,6 +181,8 @@ class Engine:
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             recorder=recorder,
         )
+        if self.prefix is not None:
+            self.prefix.prepare(sequence)
         if params.prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
         self._sequences[request_id] = sequence
@@ -160,6 +192,7 @@ class Engine:
         """End a request in whatever state it is; unknown and ended ids are no error."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
+            sequence.aborted = True
             self._finish(sequence, "abort")
 
     def take_events(self) -> list[Event]:
@@ -168,31 +201,111 @@ class Engine:
         return events
 
     def step(self) -> list[Event]:
-        """Run one step and return what happened, each request's events in order."""
-        began = time.perf_counter()
-        step = self.scheduler.schedule()
-        if step:
-            self.stats.preemptions += len(step.park)
-            model_began = time.perf_counter()
-            logits, rows = self.runner.run(step)
-            self.stats.model_seconds += time.perf_counter() - model_began
-            for sequence, tokens in step.work:
-                self._advance(sequence, tokens)
-            if any(s.params.prompt_logprobs for s in rows):
-                logits, rows = self._take_prompt_rows(logits, rows)
-            if rows:
-                for sequence, sample in zip(rows, self.sampler.sample(logits, rows), strict=True):
-                    self._commit(sequence, sample)
-            self.stats.steps += 1
+        """Run one step and return what happened, each request's events in order.
+
+        In `lockstep` with other ranks it is the step that was agreed on in the call before; there may be none.
+        """
+        began, before = time.perf_counter(), self.forwards
+        if self.lockstep is None or self.lockstep.runs:
+            self._step()
+            if self.lockstep is not None and self.forwards == before:
+                self.forwards += 1
+                self.runner.idle()
+        if self.lockstep is not None:
+            self.lockstep.agree(self.has_work)
         self.stats.step_seconds += time.perf_counter() - began
         self.stats.last_step = time.monotonic()
         return self.take_events()
+
+    def _step(self) -> None:
+        if self.prefix is not None and self.prefix.tier is not None:
+            self._take_arrivals(self.prefix, self.prefix.tier)
+        if self.pipeline is not None:
+            if self.pipeline.turn():
+                return
+            self.pipeline.drain()
+        with named("step alone"):
+            self._step_alone()
+
+    def _take_arrivals(self, prefix: PrefixCache, tier: PrefixTier) -> None:
+        """Take in blocks that were fetched; with nothing else to do wait for some, not long, as requests may come."""
+        tier.arrived.clear()
+        prefix.arrive(self.scheduler.waiting)
+        idle = self.pipeline is None or self.pipeline.flight is None
+        if idle and self.scheduler.stuck and tier.arrived.wait(_LISTEN_S):
+            prefix.arrive(self.scheduler.waiting)
+
+    def _step_alone(self) -> None:
+        """Plan, compute and take note of one step, with none in flight."""
+        if self.speculator is not None:
+            self.speculator.plan([s for s in self.scheduler.running if s.remaining == 1])
+        step = self.scheduler.schedule()
+        if step:
+            starts = {sequence: sequence.computed for sequence, _ in step.work}
+            self._run(step)
+            self.stats.steps += 1
+            if self.prefix is not None:
+                for sequence, tokens in step.work:
+                    if sequence.state is State.RUNNING:
+                        self.prefix.wrote(sequence, starts[sequence] + tokens)
+
+    def _publish(self, sequence: Sequence) -> None:
+        if self.prefix is not None and sequence.state is State.RUNNING:
+            self.prefix.publish(sequence)
+
+    def _run(self, step: Step) -> None:
+        """Compute one step from beginning to end and take note of all that came out."""
+        self.stats.preemptions += len(step.park)
+        began = time.perf_counter()
+        if self.prefix is not None:
+            for sequence, _ in step.work:
+                self.prefix.restore(sequence)
+        logits, rows = self.runner.run(step)
+        self.forwards += bool(step.work)
+        forward = time.perf_counter() - began
+        self.stats.model_seconds += forward
+        starts = {sequence: sequence.computed for sequence, _ in step.work}
+        for sequence, tokens in step.work:
+            self._advance(sequence, min(tokens, sequence.remaining))
+        groups = [(sequence, len(list(same))) for sequence, same in groupby(rows)]
+        if any(s.params.prompt_logprobs for s, _ in groups):
+            logits, groups = self._take_prompt_rows(logits, groups, starts)
+        if not groups:
+            return
+        sequences = [sequence for sequence, _ in groups]
+        if self.speculator is None:
+            sampled = [[sample] for sample in self.sampler.sample(logits, sequences)]
+        else:
+            sampled = self.speculator.verify(logits, groups)
+        for (sequence, fed), samples in zip(groups, sampled, strict=True):
+            self.take(sequence, fed - 1, samples)
+        if self.speculator is not None:
+            self.speculator.propose(sequences)
+            decoding = len(groups) == len(step.work) and all(starts[s] >= s.prompt_len for s in sequences)
+            if decoding and logits.is_cpu:  # elsewhere the forward pass has only been started by then
+                other = time.perf_counter() - began - forward
+                self.speculator.budget.note(len(groups), logits.shape[0], forward, other)
+
+    def take(self, sequence: Sequence, drafts: int, samples: list[Sample]) -> None:
+        """Take a request's new tokens until one of them ends it, after `drafts` were verified.
+
+        All tokens but the last have their cache rows.
+        """
+        self.stats.verifications += 1
+        self.stats.drafts += drafts
+        self.stats.accepted += max(0, len(samples) - 1)
+        for sample in samples:
+            self._commit(sequence, sample)
+            if sequence.state is State.FINISHED:
+                return
+            sequence.computed = len(sequence.tokens) - 1
 
     def _advance(self, sequence: Sequence, tokens: int) -> None:
         """Note that the next `tokens` of a request have their cache rows."""
         if not sequence.announced:
             sequence.announced = True
-            self._events.append(Ready(sequence.request_id, sequence.prompt_len))
+            self.stats.cached_tokens += sequence.hit
+            self._events.append(Ready(sequence.request_id, sequence.prompt_len, sequence.hit))
         self.stats.prompt_tokens += max(0, min(tokens, sequence.prompt_len - sequence.computed))
         sequence.computed += tokens
 
@@ -233,24 +346,29 @@ class Engine:
             return True
         return False
 
-    def _take_prompt_rows(self, logits: torch.Tensor, rows: list[Sequence]) -> tuple[torch.Tensor, list[Sequence]]:
+    def _take_prompt_rows(
+        self, logits: torch.Tensor, groups: list[tuple[Sequence, int]], starts: dict[Sequence, int]
+    ) -> tuple[torch.Tensor, list[tuple[Sequence, int]]]:
         """Note prompt log-probabilities; return the rows that are left to be sampled.
 
-        A request's rows stand together and end at its last computed token.
+        `starts` are the positions of each request's first row.
         """
-        keep, row = [], 0
-        while row < len(rows):
-            sequence, first = rows[row], row
-            while row < len(rows) and rows[row] is sequence:
-                row += 1
-            if sequence.params.prompt_logprobs:
-                start = sequence.computed - (row - first) + 1  # a row's logits are those of the next position
-                for position in range(start, min(start + row - first, sequence.prompt_len)):
-                    logprobs = torch.log_softmax(logits[first + position - start].double(), dim=0)
+        keep: list[int] = []
+        left, row = [], 0
+        for sequence, rows in groups:
+            following = starts[sequence] + 1  # a row's logits are those of the next position
+            if sequence.params.prompt_logprobs and following <= sequence.prompt_len:
+                for position in range(following, min(following + rows, sequence.prompt_len)):
+                    logprobs = torch.log_softmax(logits[row + position - following].double(), dim=0)
                     sequence.prompt_logprobs.append(float(logprobs[sequence.tokens[position]]))
-            if sequence.remaining == 0:
-                keep.append(row - 1)
-        return logits[keep], [rows[i] for i in keep]
+                used = [row + rows - 1] if sequence.remaining == 0 else []
+            else:
+                used = list(range(row, row + rows))
+            if used:
+                keep += used
+                left.append((sequence, len(used)))
+            row += rows
+        return logits[keep], left
 
     def _finish(
         self,
@@ -261,7 +379,10 @@ class Engine:
         stop_token: int | None = None,
         error: str | None = None,
     ) -> None:
+        if self.prefix is not None:  # rows that gave no distribution are nobody else's
+            self.prefix.leave(sequence, good=reason != "error")
         self.scheduler.finish(sequence)
+        sequence.matcher = None  # a step on its way needs no mask for it any more
         del self._sequences[sequence.request_id]
         held = ""
         if sequence.text is not None and stop_sequence is None:
@@ -277,6 +398,7 @@ class Engine:
                 stop_token=stop_token,
                 error=error,
                 prompt_tokens=sequence.prompt_len,
+                cached_tokens=sequence.hit,
                 completion_tokens=sequence.output_len,
                 prompt_logprobs=tuple(sequence.prompt_logprobs),
             )

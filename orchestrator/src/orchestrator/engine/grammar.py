@@ -60,18 +60,19 @@ class Matcher:
 
     def consume(self, token_id: int) -> None:
         """Take one sampled token. Raises ValueError, with the state unchanged, if it is not allowed here."""
-        if not self._try(token_id):
+        if not self.advance(token_id):
             raise ValueError(f"token_id: got {token_id}, which the grammar does not allow here")
 
     def allowed(self, tokens: list[int]) -> int:
         """How many of `tokens`, in order, could be consumed from here. The state does not change."""
         count = 0
-        while count < len(tokens) and self._try(tokens[count]):
+        while count < len(tokens) and self.advance(tokens[count]):
             count += 1
         self.rollback(count)
         return count
 
-    def _try(self, token_id: int) -> bool:
+    def advance(self, token_id: int) -> bool:
+        """Take one token if it is allowed here; False leaves the state as it was."""
         inside = self._inside
         if self._current.try_consume_tokens([token_id]) != 1:
             return False

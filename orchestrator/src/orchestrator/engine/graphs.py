@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from orchestrator.engine.decode_batch import Shape, decode_shape, empty_batch, padded_batch, same_layout
-from orchestrator.model.batch import Chunk
+from orchestrator.model.batch import Chunk, StepBatch
 from orchestrator.model.cache import CachePools
 from orchestrator.model.transfer import packed, tensors_of, views_of
 from orchestrator.model.transformer import Transformer
@@ -72,13 +72,18 @@ class DecodeGraphs:
         largest: int,
         context: int,
         new_graph: Callable[[], Graph] | None = None,
+        forward: Callable[[StepBatch], torch.Tensor] | None = None,
     ) -> None:
-        """`largest` requests at most and `context` tokens at most; `new_graph` makes an empty graph."""
+        """`largest` requests at most and `context` tokens at most; `new_graph` makes an empty graph.
+
+        `forward` is what is recorded; None takes the model's own over `cache`.
+        """
         self.model, self.cache, self.largest, self.context = model, cache, largest, context
         if new_graph is None:
             pool = torch.cuda.graph_pool_handle()
             new_graph = lambda: CudaGraph(pool)  # noqa: E731
         self._new_graph = new_graph
+        self._forward = forward or (lambda batch: model.forward(batch, cache))
         self._recorded: dict[Shape, _Recorded] = {}
         self.failed = False
         model.reserve_positions(context)  # tables must not move once a graph reads them
@@ -106,7 +111,7 @@ class DecodeGraphs:
         static = views_of(batch, buffer)
         graph = self._new_graph()
         try:
-            logits = graph.capture(lambda: self.model.forward(static, self.cache))
+            logits = graph.capture(lambda: self._forward(static))
         except Exception as error:
             self.failed = True
             _log.warning(

@@ -49,6 +49,7 @@ class SamplingParams:
         seed: the same seed gives the same tokens, alone or in any batch; None draws one.
         logprobs: number of alternatives to report a token; 0 reports the chosen token only; None reports nothing.
         prompt_logprobs: log-probability of each prompt token; turns the bounded decoder tail off for the request.
+        cache_salt: requests of different salts share nothing in the prefix cache.
         grammar: constraint on the output. A token of `stop_token_ids` is sampled only where the grammar allows it.
     """
 
@@ -63,6 +64,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    cache_salt: str = ""
     grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class SamplingParams:
         self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit integer or None")
         self._check("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "None or an integer from 0 to 20")
         self._check("stop", len(self.stop) <= 16 and all(self.stop), "at most 16 strings, none of them empty")
+        self._check("cache_salt", isinstance(self.cache_salt, str), "a string")
         self._check("grammar", self.grammar is None or isinstance(self.grammar, GrammarSpec), "a GrammarSpec or None")
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:

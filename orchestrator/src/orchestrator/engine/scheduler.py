@@ -3,7 +3,8 @@
 No I/O and no tensors: `schedule` reads and moves ids, `Step` tells the runner what to save, restore and compute.
 
 Policy
-1. Every decoding request gets its one token, oldest first.
+1. Every decoding request gets its one token, oldest first; then its planned drafts, which park nobody and leave half
+   of the remaining budget to prompts that wait.
 2. What is left of the token budget goes to prompts, oldest first: running ones, then parked ones that come back,
    then waiting ones. Nobody overtakes an older request that waits for memory.
 3. A request that needs a block when none is free parks the youngest running request: its rows are copied to the
@@ -15,10 +16,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from orchestrator.engine.fence import FencedPool
 from orchestrator.engine.pool import IdPool
 from orchestrator.engine.sequence import Sequence, State
+from orchestrator.engine.shared_blocks import SharedBlocks
 from orchestrator.model.config import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from orchestrator.engine.prefix_cache import PrefixCache
 
 
 @dataclass
@@ -39,11 +46,19 @@ class Step:
 class Scheduler:
     """Queues and memory of one rank.
 
-    `max_step_tokens` bounds a step's tokens, `chunk_tokens` one prompt's share of it.
+    `max_step_tokens` bounds a step's tokens, `chunk_tokens` one prompt's share of it. With `prefix` a request that
+    enters holds the blocks of its hit, which others may hold too, and starts behind it.
     """
 
-    def __init__(self, blocks: IdPool, slots: IdPool, max_step_tokens: int, chunk_tokens: int) -> None:
-        self.blocks, self.slots = blocks, slots
+    def __init__(
+        self,
+        blocks: IdPool | SharedBlocks,
+        slots: IdPool,
+        max_step_tokens: int,
+        chunk_tokens: int,
+        prefix: PrefixCache | None = None,
+    ) -> None:
+        self.blocks, self.slots, self.prefix = blocks, slots, prefix
         self.max_step_tokens, self.chunk_tokens = max_step_tokens, chunk_tokens
         self.waiting: deque[Sequence] = deque()
         self.parked: list[Sequence] = []
@@ -78,8 +93,9 @@ class Scheduler:
             if budget > 0 and sequence.state is State.RUNNING and self._grow(sequence, 1, step):
                 step.work.append((sequence, 1))
                 budget -= 1
+        budget -= self._add_drafts(step, budget)
         for sequence in [s for s in self.running if s.remaining > 1]:
-            count = min(sequence.remaining, budget, self.chunk_tokens)
+            count = min(sequence.stretch, budget, self.chunk_tokens)
             if count > 0 and sequence.state is State.RUNNING and self._grow(sequence, count, step):
                 step.work.append((sequence, count))
                 budget -= count
@@ -89,10 +105,69 @@ class Scheduler:
         step.work = [(s, n) for s, n in step.work if s.state is State.RUNNING]
         return step
 
+    def _add_drafts(self, step: Step, budget: int) -> int:
+        """Widen the decoding requests' work by their planned drafts, where memory is free. Returns the tokens added."""
+        prompts = bool(self.waiting or self.parked) or any(s.remaining > 1 for s in self.running)
+        left = allowed = budget // 2 if prompts else budget
+        for i, (sequence, _) in enumerate(step.work):
+            room = (len(sequence.blocks) + self.blocks.free) * BLOCK_TOKENS - sequence.computed - 1
+            count = min(sequence.planned, left, room) if sequence.state is State.RUNNING and not step.park else 0
+            if count > 0:
+                self._grow(sequence, 1 + count, step)
+                step.work[i] = (sequence, 1 + count)
+                left -= count
+        return allowed - left
+
+    def reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a request the blocks of its first `tokens` tokens if they are free.
+
+        Rule H3: nobody is parked for it. While a step is in flight, a victim's blocks would not become free, and the
+        next attempt would park another request.
+        """
+        missing = _blocks_for(tokens) - len(sequence.blocks)
+        if missing > self.blocks.free:
+            return False
+        if missing > 0:
+            sequence.blocks.extend(self.blocks.take(missing))
+        return True
+
+    def reclaim(self) -> None:
+        """Take note that a step has ended, so that memory given back before it did may be free now."""
+        for pool in (self.blocks, self.slots):
+            if isinstance(pool, FencedPool | SharedBlocks):
+                pool.reclaim()
+
+    @property
+    def prompts_can_run(self) -> bool:
+        """Whether `schedule` would compute anything but one token of each running request, and its drafts."""
+        if any(s.remaining > 1 for s in self.running):
+            return True
+        if self.slots.free == 0:
+            return False
+        if self.parked:
+            oldest = min(self.parked, key=lambda s: s.order)
+            return _blocks_for(max(oldest.held, oldest.computed + 1)) <= self.blocks.free - len(self.running)
+        sequence = self._next()
+        return sequence is not None and self._fits(sequence)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether there is nothing to compute before some request's blocks have been fetched."""
+        return bool(self.waiting) and not (self.running or self.parked) and self._next() is None
+
+    def _next(self) -> Sequence | None:
+        """The oldest waiting request; one whose blocks are being fetched is passed over."""
+        return next((s for s in self.waiting if s.fetch is None), None)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """The whole prompt and one token have to fit, else it would be parked before its first token."""
+        live = 0 if self.prefix is None else self.prefix.live(sequence)
+        return _blocks_for(len(sequence.tokens) + 1) - live + len(self.running) <= self.blocks.free
+
     def _resume(self, step: Step, budget: int) -> int:
         for sequence in sorted(self.parked, key=lambda s: s.order):
-            held = _blocks_for(sequence.computed)
-            count = min(sequence.remaining, budget, self.chunk_tokens)
+            held = _blocks_for(sequence.held)
+            count = min(sequence.stretch, budget, self.chunk_tokens)
             # One spare block for each running request keeps it from being parked again by the next boundary.
             wanted = max(held, _blocks_for(sequence.computed + count)) + len(self.running)
             if count <= 0 or wanted > self.blocks.free or self.slots.free == 0:
@@ -106,14 +181,15 @@ class Scheduler:
         return budget
 
     def _admit(self, step: Step, budget: int) -> int:
-        while self.waiting and budget > 0 and not self.parked and self.slots.free:
-            sequence = self.waiting[0]
-            # The whole prompt and one token have to fit, else it would be parked before its first token.
-            if _blocks_for(len(sequence.tokens) + 1) + len(self.running) > self.blocks.free:
+        while budget > 0 and not self.parked and self.slots.free:
+            sequence = self._next()
+            if sequence is None or not self._fits(sequence):
                 break
-            self.waiting.popleft()
+            self.waiting.remove(sequence)
             self._enter(sequence, 0)
-            count = min(sequence.remaining, budget, self.chunk_tokens)
+            if self.prefix is not None:
+                self.prefix.adopt(sequence)
+            count = min(sequence.stretch, budget, self.chunk_tokens)
             self._grow(sequence, count, step)
             step.work.append((sequence, count))
             budget -= count
@@ -138,12 +214,13 @@ class Scheduler:
         return True
 
     def _park(self, victim: Sequence, step: Step) -> None:
-        held = _blocks_for(victim.computed)  # blocks taken for tokens of this very step hold nothing yet
+        held = _blocks_for(victim.held)  # blocks taken for tokens of this very step hold nothing yet
         step.park.append((victim, victim.blocks[:held], victim.slot))
         self.running.remove(victim)
         self._release(victim)
         victim.state = State.PARKED
         victim.preemptions += 1
+        victim.published = 0  # what comes back are copies in other blocks
         self.parked.append(victim)
 
     def _release(self, sequence: Sequence) -> None:

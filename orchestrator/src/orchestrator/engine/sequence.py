@@ -23,6 +23,13 @@ class Sequence:
     """`tokens` is prompt and output; the first `computed` of them have their cache rows.
 
     `order` is the arrival rank and the priority. `decoder_lower` is the first position that decoder layers compute.
+    `drafts` are proposed to follow `tokens`, each with its `confidence`; `stale` are the confidences of the drafts
+    before them. The next step verifies the first `planned`.
+    `hit` tokens were taken from the prefix cache; no global row below `global_floor` is written, and `encoder_lower`
+    bounds the windows of a replay. Blocks up to `publishable` get keys of `chain`, the first `published` have theirs;
+    `stored` were handed on to the tiers behind the pool. `fetch` brings blocks from `fetch_first` on from there; the
+    request waits for it. `window` is a snapshot to be restored, `snapped` the last boundary that was kept. No chunk
+    goes across one of `stops`.
     `seed` is the request's own or one drawn at admission. `announced` tells that `Ready` was sent. `matcher` and
     `text` belong to the output side.
     """
@@ -42,6 +49,24 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     parked: Any = None
     preemptions: int = 0
+    drafts: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    stale: list[float] | None = None
+    planned: int = 0
+    aborted: bool = False
+    hit: int = 0
+    global_floor: int = 0
+    encoder_lower: int = 0
+    shares: bool = False
+    chain: Any = None
+    published: int = 0
+    publishable: int = 1 << 62
+    window: bytes | None = None
+    fetch: Any = None
+    fetch_first: int = 0
+    stored: int = 0
+    snapped: int = 0
+    stops: list[int] = field(default_factory=list)
     matcher: Any = None
     text: Any = None
     recorder: Any = None
@@ -50,6 +75,21 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether tokens are drawn by position alone, so that no draft and no neighbour can change them."""
+        return self.params.seed is not None
+
+    @property
+    def held(self) -> int:
+        """First tokens whose blocks hold rows: more than `computed` while a replay is under way."""
+        return max(self.computed, self.global_floor)
+
+    @property
+    def stretch(self) -> int:
+        """Tokens that the next step may compute at most."""
+        return min((stop for stop in self.stops if stop > self.computed), default=len(self.tokens)) - self.computed
 
     @property
     def remaining(self) -> int:

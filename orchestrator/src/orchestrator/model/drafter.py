@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -61,6 +62,18 @@ class Drafts:
     confidence: torch.Tensor
 
 
+class Proposed(NamedTuple):
+    """Drafts with all that verifying them takes.
+
+    `records` are dspark_kernels' (tokens int64 [B, δ] and each draft's distribution in short), `logits` float32
+    [B, block, V] with the bias of the token before, `confidence` float32 [B, δ] as in `Drafts`.
+    """
+
+    records: dspark_kernels.Proposals
+    logits: torch.Tensor
+    confidence: torch.Tensor
+
+
 class Drafter:
     """Stages bound to kernels. Holds no request state: context rows are in `CachePools(..., draft_stages=...)`."""
 
@@ -84,7 +97,9 @@ class Drafter:
         if given:
             allowed = f"none, or one for each of {length} drafts"
             require(len(given) >= length, "dspark_confidence_temperatures", f"{len(given)}", allowed)
-        self.temperatures = torch.tensor(given[:length] or (1.0,) * length, dtype=torch.float32)
+        device = self.embed.device
+        self.temperatures = torch.tensor(given[:length] or (1.0,) * length, dtype=torch.float32, device=device)
+        self.confidence_weight = weights.confidence.view(-1).contiguous()
 
     def context(self, taps: Taps, cache: CachePools) -> None:
         """Write the stages' context rows of every row that a forward pass computed in the decoder.
@@ -98,27 +113,37 @@ class Drafter:
         self._check_cache(cache)
         main = self.main_proj(taps.values)
         main = mla_fp4.norm_rope(main, self.main_norm, self.config.rms_norm_eps, None, out=main)
-        rope = self.rope.rows(rows.positions, int(rows.positions.max()))
+        rope = self.rope.rows(rows.positions, taps.highest)
         for layer, attention in zip(self.layers, self.attention, strict=True):
             window = attention.window_rows(main, rope, cache.quantised)
             swa_replay.store_window(window, cache.rings[layer], taps.slots, rows.cu_seqlens, rows.start_pos, rows.lower)
 
-    def block(self, anchors: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: CachePools) -> Block:
+    def block(
+        self,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        cache: CachePools,
+        highest: int | None = None,
+    ) -> Block:
         """Run the stages on one block a request: the anchor, then noise. Writes nothing.
 
         Args:
             anchors: int64 [B], the newest token of each request, which the target has not processed yet.
             positions: int64 [B], where it stands; the context rows of the positions before it are written.
             slots: int32 [B], ring slots.
+            highest: no position is above it; None looks, which waits for a GPU.
 
         The window before a block always lies at or above the start of a decoder tail, so no lower bound is needed.
         """
         self._check_cache(cache)
         config, size = self.config, self.config.dspark_block_size
-        inputs = torch.full((len(anchors), size), config.dspark_noise_token_id, dtype=torch.int64)
+        inputs = torch.full_like(anchors.unsqueeze(1).expand(-1, size), config.dspark_noise_token_id)
         inputs[:, 0] = anchors
         rows = _block_rows(positions, size)
-        rope = self.rope.rows(rows.positions, int(rows.positions.max()))
+        if highest is None:
+            highest = int(positions.max())
+        rope = self.rope.rows(rows.positions, highest + size - 1)
         streams = Streams(config, self.embed[inputs.view(-1)].float())
         for layer, stage, attention, moe in zip(self.layers, self.stages, self.attention, self.moe, strict=True):
             x = streams.enter(stage.hc_attn, stage.attn_norm)
@@ -167,13 +192,44 @@ class Drafter:
 
         A draw depends on its logits, `seeds` int64 [B] and the position of the new token.
         """
-        every = torch.ones(len(anchors))
+        every = torch.ones(len(anchors), device=anchors.device)
 
         def chooser(k: int, logits: torch.Tensor) -> torch.Tensor:
             at = positions + 1 + k
             return dspark_kernels.sample(logits, temperature, every, None, seeds, at, case=DRAFT_DRAW)[0]
 
         return self.choose(self.block(anchors, positions, slots, cache), chooser, temperature)
+
+    def propose(
+        self,
+        block: Block,
+        temperature: torch.Tensor,
+        top_p: torch.Tensor,
+        top_k: torch.Tensor | None,
+        seeds: torch.Tensor,
+        *,
+        coupled: torch.Tensor | None = None,
+        length: int | None = None,
+    ) -> Proposed:
+        """Draw the drafts of a block from left to right with the kernels that `dspark_kernels.verify` belongs to.
+
+        Parameters of a request as in `dspark_kernels.sample`, one row each; `coupled` bool [B] marks requests whose
+        drafts use the target's own draw. `length` takes the first drafts only. The block's logits are changed:
+        verification reads them again.
+        """
+        length = length or self.config.draft_length
+        records = dspark_kernels.new_proposals(len(block.anchors), length, block.anchors.device)
+        previous, markov = block.anchors, []
+        for k in range(length):
+            markov.append(self.markov_embed[previous.clamp(min=0)].float())
+            bias = self.markov_head(markov[-1])
+            previous = dspark_kernels.draft_step(
+                block.logits, k, bias, temperature, top_p, top_k, seeds, block.positions, records, coupled=coupled
+            )
+        _, confidence, _ = dspark_kernels.confidence_head(
+            block.hidden[:, :length], torch.stack(markov, 1), self.confidence_weight, self.temperatures[:length]
+        )
+        return Proposed(records, block.logits, confidence)
 
     def _check_cache(self, cache: CachePools) -> None:
         least = self.layers.stop
@@ -196,13 +252,14 @@ def log_distribution(logits: torch.Tensor, temperature: torch.Tensor | None) -> 
 
 def _block_rows(positions: torch.Tensor, size: int) -> Rows:
     count = len(positions)
-    offsets = torch.arange(size)
+    device = positions.device
+    offsets = torch.arange(size, device=device)
     return Rows(
-        cu_seqlens=torch.arange(0, (count + 1) * size, size, dtype=torch.int32),
+        cu_seqlens=torch.arange(0, (count + 1) * size, size, dtype=torch.int32, device=device),
         start_pos=positions,
-        lower=torch.zeros(count, dtype=torch.int64),
+        lower=torch.zeros_like(positions),
         positions=(positions.unsqueeze(1) + offsets).view(-1),
         visible={},
-        owner=torch.arange(count).repeat_interleave(size),
+        owner=torch.arange(count, device=device).unsqueeze(1).expand(-1, size).reshape(-1),
         longest=size,
     )

@@ -14,6 +14,7 @@ class Taps:
     Attributes:
         rows: the rows that the decoder computed in that step; None before it ran.
         slots: int32 [B], the slot of each request of the step.
+        highest: no row stands at a position above it.
         values: float32 [T, taps · hidden], one row for each of `rows`.
     """
 
@@ -23,6 +24,7 @@ class Taps:
         self._parts: list[torch.Tensor] = []
         self.rows: Rows | None = None
         self.slots = torch.empty(0, dtype=torch.int32)
+        self.highest = 0
 
     def take(self, x: torch.Tensor) -> None:
         """Note the streams X float32 [T, n, hidden] that enter a tapped layer."""
@@ -31,8 +33,8 @@ class Taps:
             total = total + x[:, stream]
         self._parts.append(total * (1.0 / x.shape[1]))
 
-    def close(self, rows: Rows, slots: torch.Tensor) -> None:
-        self.rows, self.slots = rows, slots
+    def close(self, rows: Rows, slots: torch.Tensor, highest: int) -> None:
+        self.rows, self.slots, self.highest = rows, slots, highest
 
     @property
     def values(self) -> torch.Tensor:

@@ -107,7 +107,7 @@ class Transformer:
             x = streams.enter(weights.hc_ffn, weights.ffn_norm)
             streams.leave(self.moe[layer](x, is_image, rows, recorder))
         if taps is not None:
-            taps.close(rows, batch.slots)
+            taps.close(rows, batch.slots, batch.highest)
         return self._logits(streams, rows, batch, recorder)
 
     def _ropes(self, rows: Rows, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.engine.grammar import GrammarCompiler
 from orchestrator.server import docs
 from orchestrator.server.api import CHAT, MESSAGES, RESPONSES, Api
-from orchestrator.server.auth import Keys
+from orchestrator.server.auth import ANYBODY, Keys
 from orchestrator.server.body import read_body
 from orchestrator.server.convert import Converter, Prepared
 from orchestrator.server.engine_protocol import AsyncEngineProtocol
@@ -162,6 +163,8 @@ class _Call:
 
     async def run(self, request: Request, prepared: Prepared) -> Response:
         server, api = self._server, self._api
+        if self._caller != ANYBODY:  # nobody can tell by times or usage what others have asked
+            prepared = replace(prepared, params=replace(prepared.params, cache_salt=self._caller))
         self._generation = Generation(api, prepared, server.engine, server.tokenizer, server.metrics)
         await unless_gone(request, self._generation.start(server.settings.ready_timeout))
         if not prepared.stream:

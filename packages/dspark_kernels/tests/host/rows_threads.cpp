@@ -207,7 +207,8 @@ extern "C" void verify_host(int64_t requests, int64_t rows, int64_t vocab, int64
              const Team& team,
              LawShared& shared) { decide_row(a, decisions.data(), r, place, index, row, stats, known, team, shared); });
   by_team<LawShared>(threads, requests * parts, [&](int64_t i, const Team& team, LawShared& shared) {
-    end_request(a, op.rows, decisions.data(), i / parts, static_cast<int>(i % parts), parts, team, shared);
+    const EndInputs inputs(a, i / parts, team.lane);
+    end_request(a, op.rows, decisions.data(), i / parts, inputs, static_cast<int>(i % parts), parts, team, shared);
   });
 }
 

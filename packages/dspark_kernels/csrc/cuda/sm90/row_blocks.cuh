@@ -116,6 +116,16 @@ __device__ __forceinline__ T fresh(const T* p) {
 #endif
 }
 
+// Into the second-level cache
+template <typename T>
+__device__ __forceinline__ void prefetch(const T* p) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+  static_cast<void>(p);
+#endif
+}
+
 __device__ __forceinline__ float warp_add(float x) {
   DSPARK_UNROLL
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kLanes, x, step);

@@ -78,6 +78,17 @@ struct Decision {
   int32_t verdict;
 };
 
+// What decide_row reads of its inputs, towards the cache while the statistics are still measured
+__device__ __forceinline__ void prefetch_decision(const Verify& a, int64_t r, int place, int64_t index) {
+  prefetch(a.positions + index);
+  prefetch(a.seeds + r);
+  if (!a.draft_tokens || place + 1 >= a.cu_rows[r + 1] - a.cu_rows[r] || place >= a.drafts) return;
+  const int64_t at = (a.slots ? a.slots[r] : r) * a.drafts + place;
+  prefetch(a.draft_logprobs + at);
+  const int64_t draft = a.draft_tokens[at];
+  if (draft >= 0 && draft < a.vocab) prefetch(a.logits + index * a.vocab + draft);
+}
+
 __device__ __forceinline__ void decide_row(const Verify& a, Decision* decisions, int64_t r, int place, int64_t index,
                                            const Row& row, const BlockStats* stats, const Known& known,
                                            const Team& team, LawShared& shared) {
@@ -172,58 +183,80 @@ struct Residual {
   }
 };
 
+// What ends a request and does not come from its rows' launches: read while they still run. Lane j holds place j.
+struct EndInputs {
+  int64_t first, length, slot;
+  Law q;  // of draft j
+  double u;
+
+  __device__ __forceinline__ EndInputs(const Verify& a, int64_t r, int lane)
+      : first(a.cu_rows[r]), length(a.cu_rows[r + 1] - first - 1), slot(a.slots ? a.slots[r] : r), u(0) {
+    length = min(length, a.drafts);
+    if (lane >= length) return;
+    const int64_t at = slot * a.drafts + lane;
+    q = {a.draft_top[at], a.draft_factor[at], a.draft_mass[at], static_cast<uint64_t>(a.draft_cut[at])};
+    u = uniform(a.seeds[r], a.positions[first + lane] + 1, kResidual);
+  }
+};
+
+// One lane's copy, in every lane
+__device__ __forceinline__ Law law_of(const Law& law, int lane) {
+  return {__shfl_sync(kLanes, law.top, lane), __shfl_sync(kLanes, law.factor, lane),
+          __shfl_sync(kLanes, law.mass, lane), __shfl_sync(kLanes, law.cut, lane)};
+}
+
 // The tokens of request r, from what was decided about its rows: a redraw is shared by `parts` blocks of threads, and
 // the last of them ends the request.
 __device__ __forceinline__ void end_request(const Verify& a, const Rows& rows, const Decision* decisions, int64_t r,
-                                            int part, int parts, const Team& team, LawShared& shared) {
-  const int64_t first = a.cu_rows[r], width = a.drafts + 1;
-  const int64_t length = min(static_cast<int64_t>(a.cu_rows[r + 1]) - first - 1, a.drafts);
-  const bool stands = team.lane < length && decisions[first + team.lane].verdict == kStands;
-  const int64_t accepted = __ffs(~__ballot_sync(kLanes, stands)) - 1;
+                                            const EndInputs& in, int part, int parts, const Team& team,
+                                            LawShared& shared) {
+  const int64_t first = in.first, length = in.length, width = a.drafts + 1;
+  const bool has = team.lane <= length;
+  const Decision* own = decisions + (has ? first + team.lane : 0);  // lane j: of place j
+  const int32_t verdict = has ? own->verdict : kFails;
+  const Law law = has ? own->law : Law{};
+  const bool stands = team.lane < length && verdict == kStands;
+  const int accepted = __ffs(~__ballot_sync(kLanes, stands)) - 1;
+  const int32_t end = __shfl_sync(kLanes, verdict, accepted);
+  const bool redrawn = length >= 0 && end == kRedrawn, failed = length >= 0 && end == kFails;
+  if (!redrawn && part != 0) return;
   int64_t token = -1;
-  bool failed = false;
-  if (length >= 0) {
+  if (redrawn) {
     const int64_t index = first + accepted;
-    const Decision& decision = decisions[index];
-    failed = decision.verdict == kFails;
-    token = failed ? -1 : decision.token;
-    if (decision.verdict != kRedrawn && part != 0) return;
-    if (decision.verdict == kRedrawn) {
-      const int64_t slot = a.slots ? a.slots[r] : r, at = slot * a.drafts + accepted;
-      const Row row(a.logits + index * a.vocab, a.vocab);
-      const Law q{a.draft_top[at], a.draft_factor[at], a.draft_mass[at], static_cast<uint64_t>(a.draft_cut[at])};
-      const Residual residual{row,
-                              decision.law,
-                              a.draft_logits + slot * a.draft_request + accepted * a.draft_step,
-                              q,
-                              static_cast<float>(1.0 / decision.law.mass),
-                              static_cast<float>(1.0 / q.mass)};
-      BlockStats* stats = rows.stats + index * row.blocks;
-      residual.measure(stats, true, part, parts, team);
-      if (!arrive_last(&rows.work[index].redrawn, parts, team, shared)) return;
-      token = residual.draw(stats, uniform(a.seeds[r], a.positions[index] + 1, kResidual), team, shared);
-    }
-  } else if (part != 0) {
-    return;
+    const Law p = law_of(law, accepted), q = law_of(in.q, accepted);
+    const double u = __shfl_sync(kLanes, in.u, accepted);
+    const Row row(a.logits + index * a.vocab, a.vocab);
+    const Residual residual{row,
+                            p,
+                            a.draft_logits + in.slot * a.draft_request + accepted * a.draft_step,
+                            q,
+                            static_cast<float>(1.0 / p.mass),
+                            static_cast<float>(1.0 / q.mass)};
+    BlockStats* stats = rows.stats + index * row.blocks;
+    residual.measure(stats, true, part, parts, team);
+    if (!arrive_last(&rows.work[index].redrawn, parts, team, shared)) return;
+    token = residual.draw(stats, u, team, shared);
   }
-  const int64_t counts = token >= 0 ? accepted + 1 : accepted;
-  if (team.id < width) {
-    const int64_t j = team.id;
-    const int64_t mine = j < accepted ? decisions[first + j].token : j == accepted ? token : -1;
+  if (team.warp != 0) return;
+  const int64_t decided = has ? own->token : -1;
+  const int64_t before = __shfl_sync(kLanes, decided, max(accepted - 1, 0));
+  const int64_t ended = __shfl_sync(kLanes, decided, accepted);
+  if (length >= 0 && !failed && !redrawn) token = ended;
+  if (team.lane < width) {
+    const int64_t j = team.lane;
+    const int64_t mine = j < accepted ? decided : j == accepted ? token : -1;
     a.tokens[r * width + j] = mine;
     float logprob = nan_value();
-    if (mine >= 0) {
-      const Decision& own = decisions[first + j];
+    if (mine >= 0)
       logprob = static_cast<float>(static_cast<double>(a.logits[(first + j) * a.vocab + mine]) -
-                                   static_cast<double>(own.law.top) - log(own.plain));
-    }
+                                   static_cast<double>(own->law.top) - log(own->plain));
     a.logprobs[r * width + j] = logprob;
   }
-  if (team.id == 0) {
-    a.accepted[r] = static_cast<int32_t>(accepted);
-    a.counts[r] = static_cast<int32_t>(counts);
+  if (team.lane == 0) {
+    a.accepted[r] = accepted;
+    a.counts[r] = token >= 0 ? accepted + 1 : accepted;
     a.failed[r] = failed;
-    a.last[r] = token >= 0 ? token : accepted > 0 ? decisions[first + accepted - 1].token : -1;
+    a.last[r] = token >= 0 ? token : accepted > 0 ? before : -1;
   }
 }
 

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(32 * kStatsWarps, Bias ? 3 : 4) measure_kernel
 struct EndSample {
   static constexpr int kTeamsAtOnce = 6;  // on a multiprocessor
   Sample a;
+  __device__ __forceinline__ void prefetch(int64_t, int, int64_t) const {}
   __device__ __forceinline__ void operator()(int64_t, int64_t t, int, const Row& row, const BlockStats* stats,
                                              const Known& known, const Team& team, LawShared& shared) const {
     sample_row(a, t, row, stats, known, team, shared);
@@ -37,6 +38,7 @@ struct EndSample {
 struct EndDraft {
   static constexpr int kTeamsAtOnce = 5;
   DraftStep a;
+  __device__ __forceinline__ void prefetch(int64_t, int, int64_t) const {}
   __device__ __forceinline__ void operator()(int64_t, int64_t b, int, const Row& row, const BlockStats* stats,
                                              const Known& known, const Team& team, LawShared& shared) const {
     draft_row(a, b, row, stats, known, team, shared);
@@ -46,6 +48,9 @@ struct EndVerify {
   static constexpr int kTeamsAtOnce = 6;
   Verify a;
   Decision* decisions;
+  __device__ __forceinline__ void prefetch(int64_t r, int place, int64_t index) const {
+    prefetch_decision(a, r, place, index);
+  }
   __device__ __forceinline__ void operator()(int64_t index, int64_t r, int place, const Row& row,
                                              const BlockStats* stats, const Known& known, const Team& team,
                                              LawShared& shared) const {
@@ -62,8 +67,9 @@ __global__ void __launch_bounds__(kTeam, End::kTeamsAtOnce) first_kernel(Rows a,
   const int place = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x % parts);
   const Params params = params_of(a, request);
   if (part != 0 && !params.filtered(a.vocab)) return;
-  wait_for_last_launch();
   const int64_t index = a.index(request, place);
+  if (index >= 0 && part == 0 && threadIdx.x == 0) end.prefetch(request, place, index);
+  wait_for_last_launch();
   if (index < 0) return;
   const Team team(kTeam);
   read_first(a, index, params, part, parts, team, shared,
@@ -93,8 +99,11 @@ __global__ void __launch_bounds__(kTeam, 5) again_kernel(Rows a, int parts, End 
 
 __global__ void __launch_bounds__(kTeam, 5) end_kernel(Verify a, Rows rows, const Decision* decisions, int parts) {
   __shared__ LawShared shared;
+  const Team team(kTeam);
+  const int64_t request = blockIdx.x / parts;
+  const EndInputs inputs(a, request, team.lane);
   wait_for_last_launch();
-  end_request(a, rows, decisions, blockIdx.x / parts, static_cast<int>(blockIdx.x % parts), parts, Team(kTeam), shared);
+  end_request(a, rows, decisions, request, inputs, static_cast<int>(blockIdx.x % parts), parts, team, shared);
 }
 
 __global__ void __launch_bounds__(256) mask_kernel(TokenMask a) {

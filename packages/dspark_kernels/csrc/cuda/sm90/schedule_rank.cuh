@@ -14,15 +14,15 @@ using kernel_core::cuda::float_bits;
 constexpr int kMostRequests = 1024, kMostDrafts = 8;
 constexpr int32_t kOneBits = 0x3F800000;  // of 1.0f, the largest survival
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
-constexpr int kBins = 2048, kBinsAChunk = 64, kFew = 32;
+constexpr int kBinBits = 11, kBins = 1 << kBinBits, kBinsAChunk = 64, kFew = 32;
 
 struct RankShared {
-  int32_t bins[kBins];
+  int32_t bins[2][kBins];  // the second for the first finer steps
   int32_t chunk[32];
   int32_t warp_sum[2][32];
   int32_t ones[32];  // of a warp: keys of survival 1, which would all meet in one bin
   int32_t equal[32][kMostDrafts];
-  int32_t few_keys[kFew], few_orders[kFew];
+  unsigned long long few_keys[kFew];  // of first_order; 0 where there is none
   int32_t few;
 };
 
@@ -61,8 +61,37 @@ struct Keys {
 };
 
 __device__ __forceinline__ void clear_bins(RankShared& shared, const Threads& t) {
-  for (int i = t.id; i < kBins; i += 32 * t.warps) shared.bins[i] = 0;
+  for (int i = t.id; i < kBins; i += 32 * t.warps) shared.bins[0][i] = shared.bins[1][i] = 0;
+  if (t.id < kFew) shared.few_keys[t.id] = 0;
   if (t.id == 0) shared.few = 0;
+}
+
+// Counts keys in their bins, bin(j) of draft j, -1 for none. Where a warp's keys crowd into a few bins, one lane adds
+// for all: equal addresses would follow one another.
+template <typename Bin>
+__device__ __forceinline__ void count_bins(const Threads& t, int32_t* bins, Bin bin) {
+  constexpr int32_t kCrowd = 4;
+  uint32_t least = kBins, most = 0;  // of them, and one behind
+  DSPARK_UNROLL
+  for (int j = 0; j < kMostDrafts; ++j) {
+    least = min(least, static_cast<uint32_t>(bin(j)));
+    most = max(most, static_cast<uint32_t>(bin(j) + 1));
+  }
+  const auto low = static_cast<int32_t>(__reduce_min_sync(kWholeWarp, least));
+  const auto end = static_cast<int32_t>(__reduce_max_sync(kWholeWarp, most));
+  if (end - low <= kCrowd) {
+    for (int32_t b = low; b < end; ++b) {
+      int32_t count = 0;
+      DSPARK_UNROLL
+      for (int j = 0; j < kMostDrafts; ++j) count += bin(j) == b;
+      count = __reduce_add_sync(kWholeWarp, count);
+      if (t.lane == 0 && count > 0) atomicAdd(&bins[b], count);
+    }
+    return;
+  }
+  DSPARK_UNROLL
+  for (int j = 0; j < kMostDrafts; ++j)
+    if (const int32_t b = bin(j); b >= 0) atomicAdd(&bins[b], 1);
 }
 
 // Into even steps of 1 / kBins; 1 itself is beyond them. The product is exact.
@@ -70,10 +99,10 @@ __device__ __forceinline__ void count_first(const Keys& keys, const float (&surv
                                             RankShared& shared) {
   int32_t ones = 0;
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) {
-    ones += keys.at[j] == kOneBits;
-    if (keys.at[j] >= 0 && keys.at[j] != kOneBits) atomicAdd(&shared.bins[static_cast<int>(survival[j] * kBins)], 1);
-  }
+  for (int j = 0; j < kMostDrafts; ++j) ones += keys.at[j] == kOneBits;
+  count_bins(t, shared.bins[0], [&](int j) {
+    return keys.at[j] >= 0 && keys.at[j] != kOneBits ? static_cast<int32_t>(survival[j] * kBins) : -1;
+  });
   ones = __reduce_add_sync(kWholeWarp, ones);
   if (t.lane == 0) shared.ones[t.warp] = ones;
 }
@@ -83,10 +112,10 @@ __device__ __forceinline__ void count_first(const Keys& keys, const float (&surv
 struct Bin {
   int index, count;
 };
-__device__ __forceinline__ Bin find_bin(int32_t& left, const Threads& t, RankShared& shared) {
+__device__ __forceinline__ Bin find_bin(const int32_t* bins, int32_t& left, const Threads& t, RankShared& shared) {
   for (int c = t.warp; c < kBins / kBinsAChunk; c += t.warps) {
     const int at = c * kBinsAChunk + t.lane;
-    const int32_t sum = __reduce_add_sync(kWholeWarp, shared.bins[at] + shared.bins[at + 32]);
+    const int32_t sum = __reduce_add_sync(kWholeWarp, bins[at] + bins[at + 32]);
     if (t.lane == 0) shared.chunk[c] = sum;
   }
   __syncthreads();
@@ -95,7 +124,7 @@ __device__ __forceinline__ Bin find_bin(int32_t& left, const Threads& t, RankSha
   const int lane = __ffs(__ballot_sync(kWholeWarp, upto >= left)) - 1;
   left -= __shfl_sync(kWholeWarp, upto - mine, lane);
   const int high = (32 - lane) * kBinsAChunk - 1 - 2 * t.lane;
-  const int32_t a = shared.bins[high], b = shared.bins[high - 1], both = scan_warp(a + b, t.lane);
+  const int32_t a = bins[high], b = bins[high - 1], both = scan_warp(a + b, t.lane);
   const int found = __ffs(__ballot_sync(kWholeWarp, both >= left)) - 1;
   const bool second = both - b < left;
   left -= __shfl_sync(kWholeWarp, second ? both - b : both - a - b, found);
@@ -125,30 +154,42 @@ __device__ __forceinline__ int32_t admitted_equals(const Keys& keys, int32_t key
   return mine;
 }
 
-// Of the at most kFew keys with low <= key < high, `left` belong.
+// Larger for larger keys, and for earlier drafts among equals; never 0.
+KC_HD unsigned long long first_order(int32_t key, int place, int request) {
+  const auto order = static_cast<uint32_t>(place * kMostRequests + request);
+  return static_cast<unsigned long long>(static_cast<uint32_t>(key)) << 32 | (0xFFFFFFFFu - order);
+}
+
+// Of the at most kFew keys with low <= key < high, `left` belong, and all above. Counts both.
 __device__ __forceinline__ int32_t admitted_few(const Keys& keys, int32_t low, int32_t high, int32_t left,
                                                 const Threads& t, RankShared& shared) {
+  const auto width = static_cast<uint32_t>(high - low);
+  bool some = false;  // most threads have none
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) {
-    if (keys.at[j] >= low && keys.at[j] < high) {
-      const int place = atomicAdd(&shared.few, 1);
-      shared.few_keys[place] = keys.at[j], shared.few_orders[place] = j * kMostRequests + t.id;
-    }
+  for (int j = 0; j < kMostDrafts; ++j) some |= static_cast<uint32_t>(keys.at[j] - low) < width;
+  if (some) {
+    DSPARK_UNROLL
+    for (int j = 0; j < kMostDrafts; ++j)
+      if (static_cast<uint32_t>(keys.at[j] - low) < width)
+        shared.few_keys[atomicAdd(&shared.few, 1)] = first_order(keys.at[j], j, t.id);
   }
   __syncthreads();
   const int size = shared.few;
-  const int32_t key = t.lane < size ? shared.few_keys[t.lane] : -1,
-                order = t.lane < size ? shared.few_orders[t.lane] : 0;
+  const unsigned long long own = shared.few_keys[t.lane];
   int rank = 0;
-  for (int i = 0; i < size; ++i)
-    rank += shared.few_keys[i] > key || (shared.few_keys[i] == key && shared.few_orders[i] < order);
-  const int last = __ffs(__ballot_sync(kWholeWarp, t.lane < size && rank == left - 1)) - 1;
-  const int32_t last_key = __shfl_sync(kWholeWarp, key, last), last_order = __shfl_sync(kWholeWarp, order, last);
+  for (int from = 0; from < size; from += 8) {
+    DSPARK_UNROLL
+    for (int i = 0; i < 8; ++i) rank += shared.few_keys[from + i] > own;
+  }
+  const int holder = __ffs(__ballot_sync(kWholeWarp, own != 0 && rank == left - 1)) - 1;
+  const unsigned long long last = __shfl_sync(kWholeWarp, own, holder);
+  const auto last_key = static_cast<int32_t>(last >> 32);
+  const auto last_order = static_cast<int32_t>(0xFFFFFFFFu - static_cast<uint32_t>(last));
+  // Equals of the last one belong up to its place, and at that place up to its request.
+  const int32_t places = last_order / kMostRequests + (t.id <= last_order % kMostRequests);
   int32_t mine = 0;
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j)
-    mine += keys.at[j] >= low && keys.at[j] < high &&
-            (keys.at[j] > last_key || (keys.at[j] == last_key && j * kMostRequests + t.id <= last_order));
+  for (int j = 0; j < kMostDrafts; ++j) mine += keys.at[j] >= last_key + (j >= places);
   return mine;
 }
 
@@ -159,29 +200,29 @@ __device__ __forceinline__ int32_t admitted(const Keys& keys, int32_t wanted, co
   const int32_t ones = __reduce_add_sync(kWholeWarp, t.lane < t.warps ? shared.ones[t.lane] : 0);
   if (left <= ones) return admitted_equals(keys, kOneBits, left, t, shared);
   left -= ones;
-  Bin bin = find_bin(left, t, shared);
+  Bin bin = find_bin(shared.bins[0], left, t, shared);
   int32_t low = static_cast<int32_t>(float_bits(static_cast<float>(bin.index) / kBins));
   int32_t high = static_cast<int32_t>(float_bits(static_cast<float>(bin.index + 1) / kBins));
   // Even steps of the key between its bounds, at most four times
-  while (bin.count > kFew && bin.count != left && high - low > 1) {
-    int shift = 0;
-    while ((high - low - 1) >> shift >= kBins) ++shift;
+  for (bool again = false; bin.count > kFew && bin.count != left && high - low > 1; again = true) {
+    const int width = kernel_core::cuda::floor_log2(static_cast<uint32_t>(high - low - 1) | 1);
+    const int shift = width < kBinBits ? 0 : width - kBinBits + 1;
+    if (again) {
+      __syncthreads();
+      clear_bins(shared, t);
+      __syncthreads();
+    }
+    count_bins(t, shared.bins[1],
+               [&](int j) { return keys.at[j] >= low && keys.at[j] < high ? (keys.at[j] - low) >> shift : -1; });
     __syncthreads();
-    clear_bins(shared, t);
-    __syncthreads();
-    DSPARK_UNROLL
-    for (int j = 0; j < kMostDrafts; ++j)
-      if (keys.at[j] >= low && keys.at[j] < high) atomicAdd(&shared.bins[(keys.at[j] - low) >> shift], 1);
-    __syncthreads();
-    bin = find_bin(left, t, shared);
+    bin = find_bin(shared.bins[1], left, t, shared);
     const int32_t step = 1 << shift;
     low += bin.index * step;
     high = min(high, low + step);
   }
   if (bin.count == left) return keys.count_from(low);
-  const int32_t above = keys.count_from(high);
-  if (bin.count <= kFew) return above + admitted_few(keys, low, high, left, t, shared);
-  return above + admitted_equals(keys, low, left, t, shared);
+  if (bin.count <= kFew) return admitted_few(keys, low, high, left, t, shared);
+  return keys.count_from(high) + admitted_equals(keys, low, left, t, shared);
 }
 
 }  // namespace dspark_kernels::cuda

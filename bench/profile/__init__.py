@@ -1,0 +1,1 @@
+"""`fathom bench profile`: a trace of some decode steps."""

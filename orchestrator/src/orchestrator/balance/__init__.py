@@ -1,0 +1,1 @@
+"""Policies without tensors and without I/O."""

@@ -1,0 +1,237 @@
+"""Prefix reuse of one engine: whose blocks a prompt may share, where it starts, and what a step leaves for others.
+
+A request's blocks get their keys as they fill, in prefill and decode. A later prompt holds those of its beginning and
+computes what is behind them. Window rows are not part of a block: they come from a snapshot, or are rebuilt.
+Rules: docs/kv_cache.md, In the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from orchestrator.cache.chain import Chain, ChainScope, framed, usable_blocks
+from orchestrator.cache.client import Plan
+from orchestrator.cache.layout import BlockLayout
+from orchestrator.cache.windows import WindowKey, WindowStore
+from orchestrator.engine.prefix_plan import (
+    CANONICAL_TOKENS,
+    PrefixMode,
+    Start,
+    choose_start,
+    segment,
+    snapshot_stops,
+)
+from orchestrator.engine.prefix_tier import PrefixTier
+from orchestrator.engine.sequence import Sequence, State
+from orchestrator.engine.shared_blocks import SharedBlocks
+from orchestrator.model.config import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from orchestrator.model.cache import CachePools
+
+
+class PrefixCache:
+    """Decisions and bookkeeping; the scheduler asks `live` and `adopt`, the engine tells of steps.
+
+    Attributes:
+        stride: distance of canonical boundaries.
+        windows: snapshots of encoder windows by (chain key, boundary).
+        tier: host tier and store behind the device pool, or None; to be set before the first request.
+    """
+
+    def __init__(self, mode: PrefixMode, blocks: SharedBlocks, cache: CachePools, window_bytes: int) -> None:
+        self.mode, self.blocks, self.cache, self.stride = mode, blocks, cache, CANONICAL_TOKENS
+        self.config = cache.config
+        self.tier: PrefixTier | None = None
+        layout = BlockLayout.of(self.config, quantised=cache.quantised)
+        self.scope = ChainScope(model=b"", layout=layout.tag, numerics=self._numerics())
+        self._layers = self.config.encoder_layers
+        rings = cache.rings[: self._layers, 0]
+        tag = framed(b"fathom-window/1", layout.tag, mode.encode(), str((*rings.shape, rings.dtype)).encode())
+        self.windows = WindowStore(hashlib.sha256(tag).digest(), window_bytes)
+        self._spare = cache.rings.shape[2] - self.config.sliding_window + 1  # rows beyond a boundary that a ring bears
+
+    def name_model(self, digest: bytes, machine: str = "") -> None:
+        """Have keys stand for a model's weights, since what is stored outlives the process. Before any request.
+
+        `machine` names what else the bits of rows depend on; it separates the stored blocks of different machines.
+        """
+        numerics = framed(self.scope.numerics, b"" if self.mode == "bounded" else machine.encode())
+        self.scope = replace(self.scope, model=digest, numerics=numerics)
+
+    def root_of(self, salt: str) -> bytes:
+        """The key before the first block of requests with this salt."""
+        return replace(self.scope, tenant=salt.encode()).root()
+
+    def _numerics(self) -> bytes:
+        """What changes rows of equal tokens and is not in the checkpoint."""
+        return framed(self.mode.encode(), str(self.stride if self.mode == "canonical" else 0).encode())
+
+    def chain_of(self, tokens: list[int], salt: str = "") -> Chain:
+        """Keys of the full blocks of some tokens."""
+        chain = Chain(self.root_of(salt))
+        chain.extend(tokens)
+        return chain
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Set a new request's bounds, hit or not."""
+        # Log-probabilities of the prompt and records want every row; they neither take nor leave anything.
+        sequence.shares = not sequence.params.prompt_logprobs and sequence.recorder is None
+        if self.mode == "canonical" and sequence.shares:
+            base = segment(sequence.prompt_len - 1, self.stride)
+            sequence.decoder_lower = max(sequence.decoder_lower, base - self.config.sliding_window)
+            sequence.publishable = base + self.stride
+            sequence.stops = list(range(self.stride, sequence.prompt_len, self.stride))
+        if self.tier is not None and sequence.shares:
+            self._fetch(sequence, self.tier)
+
+    def _fetch(self, sequence: Sequence, tier: PrefixTier) -> None:
+        """Start bringing what a new request can use and the device pool lacks."""
+        plan = tier.match(sequence.tokens, self.root_of(sequence.params.cache_salt))
+        sequence.chain, sequence.stored = plan.chain, plan.blocks
+        usable = self._start(sequence, plan.hit_tokens, snapshots=True).hit // BLOCK_TOKENS
+        sequence.fetch_first = len(self._match(sequence))
+        if usable > sequence.fetch_first:
+            sequence.fetch = tier.fetch(Plan(plan.chain, usable), sequence.fetch_first)
+
+    def arrive(self, waiting: Iterable[Sequence]) -> None:
+        """Take in what has come for requests that wait."""
+        for sequence in waiting:
+            if self.tier is not None and sequence.fetch is not None and sequence.fetch.done:
+                handle, sequence.fetch = sequence.fetch, None
+                chain = self._chain(sequence)
+                self.tier.absorb(handle, sequence.fetch_first, chain, self.blocks, self.cache)
+
+    def live(self, sequence: Sequence) -> int:
+        """How many blocks less than its prompt a waiting request needs now: those of its hit that are in use."""
+        if not sequence.shares:
+            return 0
+        found = self._match(sequence)
+        start = self._start(sequence, len(found) * BLOCK_TOKENS, snapshots=True)
+        hit = found[: start.hit // BLOCK_TOKENS]
+        return len(hit) - self.blocks.idle(hit)
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Have a request that enters hold its hit and start behind it."""
+        if not sequence.shares:
+            return
+        found = self._match(sequence)
+        matched = len(found) * BLOCK_TOKENS
+        start = self._start(sequence, matched, snapshots=True)
+        if start.window:
+            sequence.window = self.windows.get(self._window_key(sequence, start.hit))
+            if sequence.window is None:  # expired since, or its bytes have changed
+                start = self._start(sequence, matched, snapshots=False)
+        sequence.blocks = found[: start.hit // BLOCK_TOKENS]
+        self.blocks.hold(sequence.blocks)
+        if self.tier is not None and start.hit:
+            self.tier.used(self._chain(sequence), len(sequence.blocks))
+        sequence.hit = sequence.global_floor = start.hit
+        sequence.computed, sequence.encoder_lower = start.start, start.lower
+        sequence.published = len(sequence.blocks)
+        sequence.decoder_lower = max(sequence.decoder_lower, start.lower)
+        canonical = [stop for stop in sequence.stops if stop > start.hit]
+        wanted = snapshot_stops(sequence.prompt_len, matched, sequence.decoder_lower, start.hit)
+        sequence.stops = sorted({*canonical, *wanted})
+
+    def restore(self, sequence: Sequence) -> None:
+        """Give a request that was just admitted the window rows of its snapshot."""
+        if sequence.window is None:
+            return
+        rings = self.cache.rings[: self._layers, sequence.slot]
+        rows = torch.frombuffer(bytearray(sequence.window), dtype=torch.uint8).view(rings.dtype).view(rings.shape)
+        self.cache.rings[: self._layers, sequence.slot] = rows.to(rings.device)
+        sequence.window = None
+
+    def wrote(self, sequence: Sequence, end: int) -> None:
+        """A step alone, writing rows of a running request up to position `end` - 1, has ended."""
+        self.publish(sequence)
+        self._keep_windows(sequence, end)
+        if self.mode != "canonical" or not sequence.shares or sequence.computed >= sequence.prompt_len:
+            return
+        if sequence.computed % self.stride == 0 and sequence.computed > sequence.global_floor:
+            boundary = sequence.computed
+            sequence.stops.remove(boundary)
+            sequence.global_floor = boundary
+            sequence.computed = sequence.encoder_lower = boundary - self.config.sliding_window
+
+    def publish(self, sequence: Sequence) -> None:
+        """Name the blocks of a running request that have become full. The steps that wrote them have ended."""
+        full = min(sequence.computed, sequence.publishable) // BLOCK_TOKENS
+        if not sequence.shares:
+            return
+        if full > sequence.published:
+            keys = self._chain(sequence).keys
+            for number in range(sequence.published, full):
+                sequence.blocks[number] = self.blocks.publish(sequence.blocks[number], keys[number])
+            sequence.published = full
+        self._store(sequence)
+
+    def _store(self, sequence: Sequence) -> None:
+        """Hand full blocks on once a token came of them: rows that give no distribution stay here."""
+        if self.tier is None or sequence.output_len == 0 or sequence.published <= sequence.stored:
+            return
+        blocks = sequence.blocks[sequence.stored : sequence.published]
+        self.tier.store(self._chain(sequence), sequence.stored, blocks, self.cache)
+        sequence.stored = sequence.published
+
+    def leave(self, sequence: Sequence, *, good: bool) -> None:
+        """A request ends, in whatever state. `good` says that its rows are right."""
+        if sequence.fetch is not None:
+            sequence.fetch.release()
+            sequence.fetch = None
+        if sequence.state is State.RUNNING:
+            if good:
+                self.publish(sequence)
+            else:
+                self.retract(sequence)
+
+    def retract(self, sequence: Sequence) -> None:
+        """Take back what a request has left for others, since its rows are in doubt. What it took stays."""
+        if not sequence.shares:
+            return
+        self.blocks.forget(sequence.blocks[sequence.hit // BLOCK_TOKENS : sequence.published])
+        for boundary in range(sequence.hit + BLOCK_TOKENS, sequence.snapped + 1, BLOCK_TOKENS):
+            self.windows.drop(self._window_key(sequence, boundary))
+
+    def _keep_windows(self, sequence: Sequence, end: int) -> None:
+        """Take a snapshot where one is wanted and the ring still has every row of its window."""
+        boundary = sequence.computed // BLOCK_TOKENS * BLOCK_TOKENS
+        if not sequence.shares or boundary <= max(sequence.snapped, sequence.global_floor):
+            return
+        if boundary >= sequence.publishable or end - boundary > self._spare:
+            return
+        if sequence.computed >= sequence.prompt_len or boundary in sequence.stops:
+            rings = self.cache.rings[: self._layers, sequence.slot].contiguous().cpu()
+            self.windows.put(self._window_key(sequence, boundary), rings.view(torch.uint8).numpy().tobytes())
+            sequence.snapped = boundary
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        return self.blocks.match(self._chain(sequence).keys[: usable_blocks(sequence.prompt_len)])
+
+    def _start(self, sequence: Sequence, matched: int, *, snapshots: bool) -> Start:
+        return choose_start(
+            self.mode,
+            matched,
+            sequence.prompt_len,
+            sequence.decoder_lower,
+            lambda boundary: snapshots and self.windows.has(self._window_key(sequence, boundary)),
+            window=self.config.sliding_window,
+            stride=self.stride,
+        )
+
+    def _window_key(self, sequence: Sequence, boundary: int) -> WindowKey:
+        return WindowKey(self._chain(sequence).keys[boundary // BLOCK_TOKENS - 1], boundary)
+
+    def _chain(self, sequence: Sequence) -> Chain:
+        """The request's chain over all tokens that it has by now."""
+        if sequence.chain is None:
+            sequence.chain = Chain(self.root_of(sequence.params.cache_salt))
+        if len(sequence.tokens) // BLOCK_TOKENS > len(sequence.chain.keys):
+            sequence.chain.extend(sequence.tokens[sequence.chain.tokens :])
+        return sequence.chain
