@@ -6,6 +6,8 @@ sizes that follow from the numbers of requests and rows alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import dspark_kernels
@@ -61,8 +63,7 @@ def decode_rows(
     blocks = padded(block_table)
     visible = {r: ((positions + 1) // r).masked_fill(padding, 0).int() for r in ratios}
     starts = padded(table.starts.index_select(0, slots))
-    half = {"cu_seqlens": cu_rows, "start_pos": starts, "positions": positions, "visible": visible, "owner": owner,
-            "longest": longest}  # fmt: skip
+    decoder = Rows(cu_rows, starts, bounds, positions, visible, owner, longest)
     global_slots, group_positions, group_owner = {}, {}, {}
     for ratio in ratios:
         done = positions % ratio == ratio - 1  # of padding rows those at ratio 1 only
@@ -81,8 +82,8 @@ def decode_rows(
         history=padded(table.history.index_select(0, slots), -1),
         slots=padded(slots).int(),
         block_table=blocks,
-        encoder=Rows(lower=torch.zeros_like(bounds), **half),  # type: ignore[arg-type]
-        decoder=Rows(lower=bounds, **half),  # type: ignore[arg-type]
+        encoder=replace(decoder, lower=torch.zeros_like(bounds)),
+        decoder=decoder,
         kept=None,
         highest=highest,
         global_slots=global_slots,

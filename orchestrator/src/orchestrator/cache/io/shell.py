@@ -114,10 +114,10 @@ class IoShell:
                 case ev.StoreCall():
                     self._submit(self._stores, partial(self._calls.do, action))
 
-    def _submit(self, pool: ThreadPoolExecutor, job: Callable[[], object]) -> None:
+    def _submit(self, pool: ThreadPoolExecutor, job: Callable[[], ev.Event | list[ev.Loaded] | list[ev.Send]]) -> None:
         def run() -> None:
             done = job()
-            self._events.extend(done if isinstance(done, list) else [done])  # type: ignore[list-item]
+            self._events.extend(done if isinstance(done, list) else [done])
             os.write(self._wake_write, b"x")
 
         pool.submit(self._quiet, run)

@@ -59,9 +59,11 @@ class EmbeddedStore(Store):
         self._collector = Collector(self.index, capacity, self.leases)
         self._lock = threading.RLock()
         self._folder_lock = FolderLock(folder)
+        self._closed = False
         self._records = Records(folder / "records", index_bytes, at)
         if (other := self._records.fact("layout", layout)) != layout:
             self._records.close()
+            self._closed = True
             self._folder_lock.close()
             raise ValueError(f"layout: got {layout.hex()[:16]}, allowed is {other.hex()[:16]}, which {folder} holds")
         self.segments = Segments(folder / "segments", size, at)
@@ -133,13 +135,13 @@ class EmbeddedStore(Store):
 
     def close(self) -> None:
         with self._lock:
-            if self._records is None:
+            if self._closed:
                 return
             self.flush()
             self._settle()
             self.segments.close()
             self._records.close()
-            self._records = None  # type: ignore[assignment]
+            self._closed = True
             self._folder_lock.close()
 
     def _write(self, blocks: Sequence[Block], now: float) -> list[Put]:
