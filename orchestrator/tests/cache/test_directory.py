@@ -120,7 +120,97 @@ def test_one_collector_at_a_time(tmp_path: Path) -> None:
     assert store.collect(200.0) == 1
 
 
-def test_budgets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="policy: got budgets of tenants"):
-        DirectoryStore(tmp_path, LAYOUT, 1, RetentionPolicy(budgets={"t": 1}))
-    assert not os.listdir(tmp_path)
+def test_what_was_used_last_goes_last(tmp_path: Path) -> None:
+    store = opened(tmp_path, capacity=384 * 20)
+    for number in range(3):
+        store.write(chain(number, 6), float(number))
+    other = opened(tmp_path, capacity=384 * 20)
+    other.use(chain_keys(0, 6), 3.0, Retention.AGENT)
+    other.use(chain_keys(0, 6), 2.0, CHAT)  # an older use moves nothing back
+    for number in (1, 2):
+        other.match(chain_keys(number, 6)), other.read(chain_keys(number, 6))  # no use
+    assert store.collect(10.0) == 2
+    assert [store.match(chain_keys(n, 6)) for n in range(3)] == [6, 4, 6]
+    assert store.write(chain(8, 1), 11.0) == [Put.STORED] and opened(tmp_path, 384 * 20).collect(11.0) == 0
+    assert opened(tmp_path, capacity=384 * 17).collect(12.0) == 4
+    assert [store.match(chain_keys(n, 6)) for n in range(3)] == [6, 0, 6]
+
+
+def test_a_use_is_inherited_when_its_last_block_goes(tmp_path: Path) -> None:
+    """Chain 0 is used after chain 1 was written; turns of the collector take its last blocks one after the other."""
+    store = opened(tmp_path, capacity=384 * 100)
+    store.write(chain(0, 4), 0.0), store.write(chain(1, 4), 5.0)
+    store.use(chain_keys(0, 4), 9.0, CHAT), store.use(chain_keys(1, 2), 8.0, CHAT)
+    left = []
+    for blocks in (7, 6, 5, 4, 3):
+        opened(tmp_path, capacity=int(384 * blocks / 0.8) + 1).collect(10.0)
+        left.append([store.match(chain_keys(n, 4)) for n in (0, 1)])
+    assert left == [[4, 3], [4, 2], [4, 1], [4, 0], [3, 0]]
+    noted = [path for path in (tmp_path / "uses").rglob("*") if path.is_file()]
+    assert [path.name for path in noted] == [chain_keys(0, 4)[2].hex()]  # nothing stays of blocks that are gone
+
+
+def test_budgets_of_tenants(tmp_path: Path) -> None:
+    policy = RetentionPolicy(ttl=POLICY.ttl, budgets={"small": 384 * 3 + 100})
+    store = DirectoryStore(tmp_path, LAYOUT, 1 << 20, policy)
+    store.write(chain(1, 4, tenant="small"), 0.0)
+    store.write(chain(2, 3, tenant="small"), 1.0)
+    store.write(chain(3, 6, tenant="large"), 0.0)
+    store.write(chain(4, 6), 0.0)
+    assert opened(tmp_path).collect(2.0) == 0  # another's policy names no budget
+    assert DirectoryStore(tmp_path, LAYOUT, 1 << 20, policy).collect(2.0) == 4
+    assert [store.match(chain_keys(n, 6)) for n in (1, 2, 3, 4)] == [0, 3, 6, 6]
+    assert store.read(chain_keys(2, 3)) == right(2, 3)
+    assert store.write(chain(5, 1, tenant="x" * 1025), 3.0) == [Put.FAILED]
+
+
+def test_an_owner_that_is_damaged_owns_nothing(tmp_path: Path) -> None:
+    policy = RetentionPolicy(ttl=POLICY.ttl, budgets={"t": 1})
+    store = DirectoryStore(tmp_path, LAYOUT, 1 << 20, policy)
+    store.write(chain(1, 1, tenant="t"), 0.0)
+    path = store._path(chain_keys(1, 1)[0])
+    path.write_bytes(path.read_bytes()[:-11] + b"u" + path.read_bytes()[-10:])
+    os.utime(path, (0.0, 1000.0))
+    assert store.collect(1.0) == 0 and store.read(chain_keys(1, 1)) == right(1, 1)
+
+
+def test_readers_leases_hold_for_every_machine(tmp_path: Path) -> None:
+    reader, collector = opened(tmp_path), opened(tmp_path)
+    reader.write(chain(1, 4), 0.0), reader.write(chain(2, 4), 0.0)
+    assert reader.pin(chain_keys(1, 5), 500.0) is None and reader.pin([], 500.0) is None
+    one, two = reader.pin(chain_keys(1, 3), 500.0), reader.pin(chain_keys(1, 2), 400.0)
+    assert one is not None and two is not None and one != two
+    assert collector.collect(150.0) == 5  # the fourth block of chain 1, all of chain 2
+    assert collector.match(chain_keys(1, 4)) == 3
+    assert reader.unpin(one) and not reader.unpin(one)
+    assert collector.collect(160.0) == 1 and collector.match(chain_keys(1, 4)) == 2
+    assert collector.collect(400.0) == 2  # its end has come
+    assert not reader.unpin(two)
+    assert not [path for path in (tmp_path / "leases").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("leased", [2, 4])
+def test_a_lease_taken_while_the_collector_works(tmp_path: Path, leased: int) -> None:
+    """The collector has looked at the leases already; it sees the new one afterwards and brings the path back."""
+    reader, pins = opened(tmp_path), []
+
+    def at(name: str) -> None:
+        if name == "file.discard" and not pins:
+            pins.append(reader.pin(chain_keys(1, leased), 500.0))
+
+    reader.write(chain(1, 4), 0.0)
+    assert opened(tmp_path, at=at).collect(150.0) == 4 - leased
+    assert pins[0] is not None and reader.read(chain_keys(1, leased)) == right(1, leased)
+    assert opened(tmp_path).collect(151.0) == 0 and reader.match(chain_keys(1, 4)) == leased
+
+
+def test_a_lease_that_comes_too_late_is_refused(tmp_path: Path) -> None:
+    reader, pins = opened(tmp_path), []
+
+    def at(name: str) -> None:
+        if name == "file.discard" and reader.match(chain_keys(1, 4)) < 4 and not pins:
+            pins.append(reader.pin(chain_keys(1, 4), 500.0))
+
+    reader.write(chain(1, 4), 0.0)
+    assert opened(tmp_path, at=at).collect(150.0) == 4 and pins == [None]
+    assert not [path for path in (tmp_path / "leases").rglob("*") if path.is_file()]

@@ -75,8 +75,8 @@ struct Verify {
   const int64_t* draft_cut;
   const int32_t* cu_rows;    // [R + 1]
   const int64_t* positions;  // [N]
-  const float *temperature, *top_p;
-  const int32_t* top_k;  // or null
+  const float *temperature, *top_p;  // top_p may be null on a GPU: 1 everywhere
+  const int32_t* top_k;              // or null
   const int64_t* seeds;
   const int32_t* slots;    // [R] or null
   const uint8_t* coupled;  // [R] or null

@@ -113,6 +113,10 @@ def test_verify(fake):
     verify(logits, None, None, torch.arange(7, dtype=torch.int32), positions, *parameters(6))
     call = fake.calls[-1][1]
     assert call["drafts"] == 0 == call["draft_logits"] == call["draft_cut"]
+    temperature, _, _, seeds = parameters(6)
+    verify(logits, None, None, torch.arange(7, dtype=torch.int32), positions, temperature, None, None, seeds)
+    call = fake.calls[-1][1]
+    assert call["top_p"] == 0 == call["top_k"] and call["temperature"] == temperature.data_ptr()
 
 
 def test_masks(fake):

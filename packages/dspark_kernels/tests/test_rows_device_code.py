@@ -158,7 +158,7 @@ def test_confidence_head(lib, H, M, vectors):
         assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def verify(lib, arguments, coupled, slots=None, threads=64, parts=2) -> Verified:
+def verify(lib, arguments, coupled, slots=None, threads=64, parts=2, each=0) -> Verified:
     logits, drafts, record, cu, positions, *s = arguments
     R, (N, V), G = len(cu) - 1, logits.shape, 0 if record is None else record.tokens.shape[1]
     out = new_verified(R, G)
@@ -167,7 +167,7 @@ def verify(lib, arguments, coupled, slots=None, threads=64, parts=2) -> Verified
     records = [None] * 6 if record is None else record
     given = pointers(logits, drafts, *records, cu, positions, *s, slots, coupled, *out)
     strides = (0, 0) if drafts is None else drafts.stride()[:2]
-    lib.verify_host(*sizes(R, N, V, G, *strides), given, threads, parts)
+    lib.verify_host(*sizes(R, N, V, G, *strides), given, threads, parts, each)
     return out
 
 
@@ -183,6 +183,23 @@ def test_verification(lib, V, G):
             assert_bitwise(a, b, name=name)
     assert_close(out.logprobs, expected.logprobs, atol=2e-5, rtol=1e-5)
     assert len(out.accepted.unique()) > 1
+
+
+@pytest.mark.parametrize(("V", "G", "parts", "each"), [(2, 1, 1, 1), (7, 5, 2, 1), (5000, 1, 3, 1), (9000, 3, 2, 2)])
+def test_one_flow_gives_the_same_bits(lib, V, G, parts, each):
+    """Though rows behind a rejected draft stay unread: NaN there changes nothing that is emitted."""
+    arguments, coupled, lengths = VERIFY.make(14, V, G, 1)
+    arguments[2].tokens[4, 0] = -1
+    arguments[0][3] = torch.nan
+    expected = verify(lib, arguments, coupled)
+    for a, b in zip(verify(lib, arguments, coupled, parts=parts, each=each), expected, strict=True):
+        assert_bitwise(a, b)
+    behind = expected.accepted < lengths
+    last = arguments[3][1:][behind].long() - 1  # the bonus row of a request that ends before it
+    assert len(last)
+    arguments[0][last] = torch.nan
+    for a, b in zip(verify(lib, arguments, coupled, parts=parts, each=each), expected, strict=True):
+        assert_bitwise(a, b)
 
 
 def test_verification_without_drafts_is_sampling(lib, make_rows):
@@ -202,7 +219,12 @@ def test_padding_requests_and_slots(lib):
     options = [torch.cat([t[order], t[:1]]) for t in s]
     slots = torch.tensor([3, 0, 4, -1], dtype=torch.int32)
     arguments = (logits[rows].contiguous(), drafts, record, moved, positions[rows].contiguous(), *options)
-    out = verify(lib, arguments, torch.cat([coupled[order], coupled[:1]]), slots)
+    for each in (0, 1):
+        out = verify(lib, arguments, torch.cat([coupled[order], coupled[:1]]), slots, each=each)
+        check_padding(out, logits, drafts, record, cu, positions, s, coupled, order)
+
+
+def check_padding(out, logits, drafts, record, cu, positions, s, coupled, order):
     plain = reference_verify.verify(logits, drafts, record, cu, positions, *s, None, coupled)
     assert_bitwise(out.tokens[:3].contiguous(), plain.tokens[order])
     assert out.tokens[3].tolist() == [-1] * 3 and int(out.counts[3]) == 0 and int(out.last[3]) == -1

@@ -282,3 +282,21 @@ def test_bad_arguments_are_named_before_anything_is_written():
             with kernel_core.using(backend), pytest.raises(ValueError, match=f"{name}.*got .*allowed"):
                 verify(**given)
     assert all(bool((t == 1).all()) for t in room)
+
+
+def test_no_top_p_is_one_for_all():
+    """Here and for the reference; temperatures above 1 are not taken for a bad top_p."""
+    (*given, _, _, seeds), coupled, _ = make(40, 257, 5)
+    given[5][2] = 1.25
+    expected = verify(*given, torch.ones(40), None, seeds, coupled=coupled)
+    for name, a, b in zip(Verified._fields, verify(*given, None, None, seeds, coupled=coupled), expected, strict=True):
+        assert_bitwise(a, b, name=name)
+    through_torch = torch.ops.dspark_kernels.verify(
+        *given[:2], list(given[2]), *given[3:], None, None, seeds, coupled=coupled
+    )
+    for name, a, b in zip(Verified._fields, through_torch, expected, strict=True):
+        assert_bitwise(a, b, name=name)
+    with kernel_core.using("reference"):
+        assert_bitwise(verify(*given, None, None, seeds, coupled=coupled).tokens, expected.tokens)
+    with pytest.raises(ValueError, match="temperature"):
+        verify(*given[:5], given[5].double(), None, None, seeds)

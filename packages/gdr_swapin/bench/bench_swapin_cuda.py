@@ -20,8 +20,11 @@ OURS = {
     "ours, staged and a gather of 2 CTAs": ("mixed", {"ctas": 2}),
     "ours, staged, first layer first": ("stage", {"order": "first"}),
     "ours, staged by layer": ("stage", {"order": "layer"}),
-    "ours, gather, 8 CTAs": ("gather", {}),
-    "plain gather, 8 CTAs": ("gather_plain", {}),
+    "ours, staged behind a gathered first layer": ("stage", {"order": "lead", "lead_from": 1}),
+    "ours, gather, 8 CTAs": ("gather", {"ctas": 8}),
+    "ours, gather, 4 CTAs": ("gather", {}),
+    "ours, gather, 4 CTAs, one launch": ("gather", {"one_launch": True}),
+    "plain gather, 8 CTAs": ("gather_plain", {"ctas": 8}),
     "plain gather, 32 CTAs": ("gather_plain", {"ctas": 32}),
 }
 

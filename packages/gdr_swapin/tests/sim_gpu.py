@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import random
 import threading
 from collections import deque
@@ -35,6 +36,22 @@ class SimEvent:
 
     def synchronize(self) -> None:
         self._gpu.run_until(lambda: self.passed or not self.recorded)
+
+
+class SimCounter(SimEvent):
+    """A wait for a counter in memory; it is over when the counter says so."""
+
+    def __init__(self, gpu: SimGpu, address: int, value: int) -> None:
+        self._at, self._value = address, value
+        super().__init__(gpu)
+
+    @property
+    def passed(self) -> bool:
+        return (int(array(self._at, 1, np.uint32)[0]) - self._value) % (1 << 32) < 1 << 31
+
+    @passed.setter
+    def passed(self, _value: bool) -> None:
+        return None
 
 
 class SimStream:
@@ -88,6 +105,9 @@ class SimGpu:
 
     def ids(self, *shape: int) -> torch.Tensor:
         return torch.full(shape, -1, dtype=torch.int32)
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
 
     def order_events(self, count: int) -> np.ndarray:
         events = np.zeros(count, dtype=np.uint64)
@@ -145,7 +165,7 @@ class SimModule:
                 raise TypeError(f"{name}: got {sorted(given)}, the bindings take {sorted(self._known[name])}")
             if any(not isinstance(value, (bool, int)) for value in given.values()):
                 raise TypeError(f"{name}: {given} are not all integers")
-            if name not in ("has_batch", "device_address", "make_events", "free_events"):
+            if name not in ("has_batch", "has_wait_value", "device_address", "make_events", "free_events"):
                 self.note(name, given)
             result = getattr(self, f"_{name}")(**given)
             with self._gpu.lock:
@@ -243,10 +263,28 @@ class SimModule:
 
         self._push(stream, run)
 
-    def _move_bulk(self, stages, **rest) -> None:
+    def _has_wait_value(self) -> bool:
+        return self._gpu.batch
+
+    def _wait_value(self, counter, value, stream) -> None:
+        self._stream(stream).push(SimCounter(self._gpu, counter, value))
+
+    def _move_bulk(self, stages, group_ends, done, stream_once, **rest) -> None:
         if not 4 <= stages <= 64:
             raise ValueError("move_bulk: stages")
-        self._move(**rest)
+        if not done:
+            self._move(**rest)
+            return
+        ends = [l + 1 for l in range(rest["layer_count"]) if group_ends >> l & 1]
+        if ends[-1:] != [rest["layer_count"]]:
+            raise ValueError("move_bulk: group_ends")
+        for number, (first, end) in enumerate(itertools.pairwise([0, *ends])):
+            self._move(**{**rest, "layers": rest["layers"] + 40 * first, "layer_count": end - first})
+            for _ in range(rest["ctas"]):
+                self._push(rest["stream"], lambda at=done + 4 * number: self._count_up(at))
+
+    def _count_up(self, at: int) -> None:
+        ctypes.memmove(at, (array(at, 1, np.uint32) + np.uint32(1)).tobytes(), 4)
 
     def _move_plain(self, loads, **rest) -> None:
         if loads not in (1, 4, 8):
@@ -317,7 +355,8 @@ class SimStageQueue:
         if g["loads"]:
             self._module.move_plain(**move, loads=g["loads"], stream=g["join"])
         else:
-            self._module.move_bulk(**move, stages=g["stages"], stream=g["join"])
+            self._module.move_bulk(**move, stages=g["stages"], group_ends=0, done=0, stream_once=False,
+                                   stream=g["join"])  # fmt: skip
         self._module.record(self._emptied[part], g["join"])
 
 

@@ -52,6 +52,89 @@ def test_blocks_arrive_and_nothing_else_changes(method, order, layout, filled, e
         assert torch.equal(pools.gather([0]), torch.full((1, layout.block_bytes), 0xEE, dtype=torch.uint8))
 
 
+LEAD = {"order": "lead", "lead_from": 4, "staging_bytes": 1 << 20}
+ONE = {"one_launch": True}
+VARIANTS = {
+    "one launch": ("gather", ONE),
+    "one launch, first layer first": ("gather", {**ONE, "gather_order": "first"}),
+    "one launch, whole blocks": ("gather", {**ONE, "gather_order": "block", "ctas": 1}),
+    "lead": ("stage", LEAD),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_bring_the_same_bytes(variant, layout, filled, expected, pools_of, bytes_of):
+    method, options = VARIANTS[variant]
+    for seed in SEEDS:
+        arena, pools = filled(layout, 24, seed), pools_of(layout, 20)
+        with loader_of(method, arena, pools, SimGpu(seed), **options) as loader:
+            for turn, count in enumerate((17, 2, 9)):  # counters go on; a lead only where it pays
+                slots, blocks = permutation(seed + turn, 24)[:count], permutation(seed + 99 + turn, 19, 1)[:count]
+                loader.start(slots, blocks).wait(20)
+                assert torch.equal(pools.gather(blocks), arena.data[slots])
+        assert torch.equal(pools.gather([0]), torch.full((1, layout.block_bytes), 0xEE, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(("method", "options"), [("gather", ONE), ("stage", LEAD)])
+def test_the_first_layer_is_there_before_the_rest(method, options, small, filled, pools_of):
+    early = 0
+    for seed in range(20):
+        gpu = SimGpu(seed)
+        arena, pools = filled(small, 12, seed), pools_of(small, 24)
+        with loader_of(method, arena, pools, gpu, **options) as loader:
+            for transfer in [loader.start(range(k, k + 5), range(12 + k, 17 + k)) for k in (0, 5)]:
+                transfer.wait(20)  # counters stand where that left them
+            gpu.held = True
+            first, last = [loader.start(range(k, k + 5), range(1 + k, 6 + k)) for k in (0, 5)]
+            seen, stream = [], gpu.stream()
+            last.wait_layer(small.numbers[0], stream=stream)
+            stream.push(
+                lambda p=pools, s=seen: s.append((p.main[0][6:11].clone(), bool((p.main[-1][6:11] == 0xEE).all())))
+            )
+            with gpu.lock:
+                gpu.held = False
+                while not seen:
+                    assert gpu.step()
+            gpu.release()
+            first.wait(20), last.wait(20)
+            source = small.layers[0]
+            wanted = arena.data[5:10, source.index_bytes : source.slice_bytes]
+            assert torch.equal(seen[0][0].flatten(1), wanted)
+            early += seen[0][1]
+    assert early
+
+
+@pytest.mark.parametrize("failing", ["move_bulk", "wait_value", "upload_ids"])
+def test_one_launch_that_fails_in_part_is_told_and_survived(failing, small, filled, expected, pools_of, bytes_of):
+    gpu = SimGpu(4)
+    arena, pools = filled(small, 12), pools_of(small, 12)
+    with loader_of("gather", arena, pools, gpu, **ONE) as loader:
+        gpu.module.failing.add(failing)
+        with pytest.raises(SwapInError, match=failing):
+            loader.start(range(5), range(1, 6)).wait(20)
+        gpu.module.failing.clear()
+        for _ in range(6):
+            loader.start(range(11), range(1, 12)).wait(20)
+    assert torch.equal(bytes_of(pools), expected(arena, 12, list(range(11)), list(range(1, 12))))
+
+
+def test_without_waits_for_memory_each_layer_has_a_launch(small, filled, pools_of):
+    gpu = SimGpu(1, batch=False)
+    arena, pools = filled(small, 12), pools_of(small, 12)
+    with loader_of("gather", arena, pools, gpu, **ONE) as loader:
+        loader.start(range(5), range(1, 6)).wait(20)
+    assert len(gpu.module.named("move_bulk")) == len(small.layers) and not gpu.module.named("wait_value")
+
+
+def test_mixed_takes_whole_blocks_for_lead(small, filled, expected, pools_of, bytes_of):
+    arena, pools = filled(small, 12), pools_of(small, 12)
+    with loader_of("mixed", arena, pools, SimGpu(2), **LEAD) as loader:
+        loader.start(range(11), range(1, 12)).wait(20)
+    assert torch.equal(bytes_of(pools), expected(arena, 12, list(range(11)), list(range(1, 12))))
+    with pytest.raises(ValueError, match="gather_order: got 'lead'"):
+        Options(gather_order="lead")
+
+
 @pytest.mark.parametrize("method", ["copy", "stage"])
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("streams", [1, 3])

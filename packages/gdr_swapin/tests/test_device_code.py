@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from gdr_swapin import V41
 from kernel_core.testing import at_page_end
 from kernel_core.testing.host import address, host_library
 
@@ -35,7 +36,25 @@ def table(pools, offsets, chosen):
     return np.array(rows, dtype=np.uint64)
 
 
-def move(lib, source, stride, slots, blocks, pools, *, chosen, offsets=None, late=True, piece=1024, ctas=2, stages=4):
+def move(
+    lib,
+    source,
+    stride,
+    slots,
+    blocks,
+    pools,
+    *,
+    chosen,
+    offsets=None,
+    late=True,
+    piece=1024,
+    ctas=2,
+    stages=4,
+    groups=0,
+    done=None,
+    told=None,
+    once=False,
+):
     rows = table(pools, offsets or pools.layout.offsets, chosen)
     under_way = ctypes.c_int()
     error = lib.move_ring_host(
@@ -48,6 +67,10 @@ def move(lib, source, stride, slots, blocks, pools, *, chosen, offsets=None, lat
         ctypes.c_uint32(piece),
         ctypes.c_void_p(rows.ctypes.data),
         len(rows),
+        ctypes.c_uint32(groups),
+        None if done is None else address(done),
+        told,
+        int(once),
         ctas,
         stages,
         ctypes.byref(under_way),
@@ -124,6 +147,49 @@ def test_nothing_is_read_behind_the_arena(lib, small, filled, pools_of):
     edge = at_page_end(arena.data)
     move(lib, edge, small.block_bytes, ids([2, 0, 1]), ids([1, 2, 3]), pools, chosen=range(3), piece=4096)
     assert torch.equal(pools.gather([1, 2, 3]), arena.data[[2, 0, 1]])
+
+
+TOLD = ctypes.CFUNCTYPE(None)
+GROUPS = {"layer": 0b1111, "first": 0b1001, "block": 0b1000}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("order", GROUPS)
+@pytest.mark.parametrize(("piece", "ctas", "stages"), [(4096, 1, 4), (11392, 3, 7), (45568, 8, 4)])
+def test_a_counter_moves_only_when_its_layers_are_written(
+    lib, filled, expected, pools_of, bytes_of, late, order, piece, ctas, stages
+):
+    """CTAs run one after the other here: what the last of them tells of a group must be in the pools by then."""
+    arena, pools = filled(V41, 12), pools_of(V41, 12)
+    slots, blocks = [8, 0, 3, 3, 7, 1, 11], [5, 11, 1, 2, 9, 3, 4]
+    wanted = arena.data[slots]
+    ends = [l + 1 for l in range(4) if GROUPS[order] >> l & 1]
+    done, seen = torch.zeros(len(ends), dtype=torch.int32), []
+
+    def told():
+        for group, end in enumerate(ends):
+            if int(done[group]) == ctas:
+                upto = V41.block_bytes if end == 4 else V41.offsets[end]
+                seen.append((group, torch.equal(pools.gather(blocks)[:, :upto], wanted[:, :upto])))
+
+    move(lib, arena.data, V41.block_bytes, ids(slots), ids(blocks), pools, chosen=range(4), late=late, piece=piece,
+         ctas=ctas, stages=stages, groups=GROUPS[order], done=done, told=TOLD(told), once=True)  # fmt: skip
+    assert done.tolist() == [ctas] * len(ends)
+    assert {group for group, _ in seen} == set(range(len(ends))) and all(right for _, right in seen)
+    assert torch.equal(bytes_of(pools), expected(arena, 12, slots, blocks))
+
+
+def test_first_layers_are_told_of_before_the_last_is_there(lib, filled, pools_of):
+    arena, pools = filled(V41, 12), pools_of(V41, 12)
+    done, early = torch.zeros(4, dtype=torch.int32), []
+
+    def told():
+        early.append((done.tolist(), bool((pools.main[3][1:12] == 0xEE).all())))
+
+    move(lib, arena.data, V41.block_bytes, ids(range(11)), ids(range(1, 12)), pools, chosen=range(4), piece=22784,
+         ctas=1, groups=0b1111, done=done, told=TOLD(told))  # fmt: skip
+    assert [counts for counts, _ in early] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert [nothing for _, nothing in early][:2] == [True, True]
 
 
 def test_pieces(lib):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from dspark_kernels import reference_verify as reference
@@ -71,7 +73,19 @@ def draft_step(
     return tokens
 
 
-def _as_op(logits, k, bias, temperature, top_p, top_k, seeds, positions, out, *, coupled=None):  # type: ignore[no-untyped-def]
+def _as_op(
+    logits: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    out: Sequence[torch.Tensor],
+    *,
+    coupled: torch.Tensor | None = None,
+) -> torch.Tensor:
     return draft_step(logits, k, bias, temperature, top_p, top_k, seeds, positions, Proposals(*out), coupled=coupled)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
@@ -35,7 +36,7 @@ def verify(
     cu_rows: torch.Tensor,
     positions: torch.Tensor,
     temperature: torch.Tensor,
-    top_p: torch.Tensor,
+    top_p: torch.Tensor | None,
     top_k: torch.Tensor | None,
     seeds: torch.Tensor,
     *,
@@ -63,7 +64,8 @@ def verify(
         proposals: their records [S, G]; None together with `draft_logits`, G = 0 then.
         cu_rows: int32 [R + 1], rows of each request: its drafts and one more, or none for padding.
         positions: int64 [N] of the inputs.
-        temperature, top_p, top_k, seeds: as in `sample`, [R].
+        temperature, top_p, top_k, seeds: as in `sample`, [R]; top_p None is 1 for all. Where both filters are None a
+            GPU decides rows as it reads them, which is faster from some 256 rows on.
         slots: int32 [R], the request's row in the records; None for 0, 1, ..
         coupled: bool [R].
         out: room from `new_verified`.
@@ -77,7 +79,10 @@ def verify(
     R = cu_rows.shape[0] - 1
     require(R >= 0, "cu_rows", "no entry", "one more than there are requests")
     check_tensor("positions", positions, dtype=I64, shape=(N,))
-    values = check_sampling(R, V, temperature, top_p, top_k, seeds)
+    where = elsewhere("dspark_kernels.verify", logits, kernels=cuda.fits(logits))
+    if where != "cuda" and top_p is None:
+        top_p = logits.new_ones(R)
+    values = check_sampling(R, V, temperature, temperature if top_p is None else top_p, top_k, seeds)
     require((draft_logits is None) == (proposals is None), "proposals", "one of two", "both or none with draft_logits")
     S = G = 0
     if draft_logits is not None and proposals is not None:
@@ -97,15 +102,16 @@ def verify(
         check_tensor("coupled", coupled, dtype=torch.bool, shape=(R,))
     if out is not None:
         check_room("out", out, verified_room(R, G), logits.device)
-    where = elsewhere("dspark_kernels.verify", logits, kernels=cuda.fits(logits))
     if not where:
         values()
         _check_rows(cu_rows, slots, N, S, G)
     result = new_verified(R, G, logits.device) if out is None else out
-    arguments = (logits, draft_logits, proposals, cu_rows, positions, temperature, top_p, top_k, seeds)
+    before = (logits, draft_logits, proposals, cu_rows, positions, temperature)
     if where == "cuda":
-        cuda.verify(*arguments, slots, coupled, result)
+        cuda.verify(*before, top_p, top_k, seeds, slots, coupled, result)
         return result
+    assert top_p is not None
+    arguments = (*before, top_p, top_k, seeds)
     if where or use_reference():
         for target, value in zip(result, reference.verify(*arguments, slots, coupled), strict=True):
             target.copy_(value)
@@ -131,12 +137,34 @@ def _check_rows(cu_rows: torch.Tensor, slots: torch.Tensor | None, N: int, S: in
             require(0 <= int(slots[r]) < S, "slots", f"{int(slots[r])} of request {r}", f"0 to {S - 1}")
 
 
-def _as_op(logits, draft_logits, proposals, *rest, slots=None, coupled=None):  # type: ignore[no-untyped-def]
+def _as_op(
+    logits: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    proposals: Sequence[torch.Tensor] | None,
+    cu_rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    seeds: torch.Tensor,
+    *,
+    slots: torch.Tensor | None = None,
+    coupled: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
     records = None if proposals is None else Proposals(*proposals)
-    return tuple(verify(logits, draft_logits, records, *rest, slots=slots, coupled=coupled))
+    given = (logits, draft_logits, records, cu_rows, positions, temperature, top_p, top_k, seeds)
+    return tuple(verify(*given, slots=slots, coupled=coupled))
 
 
-def _fake(logits, draft_logits, proposals, cu_rows, *rest, slots=None, coupled=None):  # type: ignore[no-untyped-def]
+def _fake(
+    logits: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    proposals: Sequence[torch.Tensor] | None,
+    cu_rows: torch.Tensor,
+    *_: torch.Tensor | None,
+    slots: torch.Tensor | None = None,
+    coupled: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
     drafts = 0 if proposals is None else proposals[0].shape[1]
     return tuple(logits.new_empty(s, dtype=d) for d, s in verified_room(cu_rows.shape[0] - 1, drafts))
 
@@ -144,7 +172,7 @@ def _fake(logits, draft_logits, proposals, cu_rows, *rest, slots=None, coupled=N
 register_op(
     "dspark_kernels",
     "verify(Tensor logits, Tensor? draft_logits, Tensor[]? proposals, Tensor cu_rows, Tensor positions, "
-    "Tensor temperature, Tensor top_p, Tensor? top_k, Tensor seeds, *, Tensor? slots=None, Tensor? coupled=None) "
+    "Tensor temperature, Tensor? top_p, Tensor? top_k, Tensor seeds, *, Tensor? slots=None, Tensor? coupled=None) "
     "-> (" + ", ".join(["Tensor"] * 6) + ")",
     _as_op,
     _fake,

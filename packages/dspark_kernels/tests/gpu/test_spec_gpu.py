@@ -74,6 +74,31 @@ def test_a_schedule_that_does_not_fit_is_all_padding():
     assert got.host.tolist() == [0, 0, -5] and got.cu_rows.tolist() == [0, 0, 0]
 
 
+def test_rows_without_filters_are_the_same_in_any_batch():
+    """Decided as they are read (many rows) or in separate launches (few): the same bits, repeated, and NaN behind a
+    rejected draft changes nothing."""
+    (*given, _, _, seeds), coupled, _ = MAKE_STEP(120, 5000, 5, 3)
+    logits, drafts, record, cu, positions, temperature = given
+    there_ = [logits.cuda(), drafts.cuda(), Proposals(*(t.cuda() for t in record)), *there(cu, positions, temperature)]
+    ones, seeds_there, coupled_there = torch.ones(120).cuda(), seeds.cuda(), coupled.cuda()
+    assert len(logits) >= 256
+    expected = verify(*there_, ones, None, seeds_there, coupled=coupled_there)
+    for _ in range(20):
+        got = verify(*there_, None, None, seeds_there, coupled=coupled_there)
+        for name, a, b in zip(Verified._fields, got, expected, strict=True):
+            assert_bitwise(a, b, name=name)
+    for r in range(0, 120, 7):
+        start, end = int(cu[r]), int(cu[r]) + int(expected.counts[r])
+        there_[0][end : int(cu[r + 1])] = torch.nan
+        assert end > start
+    got = verify(*there_, None, None, seeds_there, coupled=coupled_there)
+    assert_bitwise(got.tokens, expected.tokens)
+    few = [there_[0][: int(cu[4])], drafts[:4].cuda(), Proposals(*(t[:4].cuda() for t in record)), cu[:5].cuda()]
+    alone = verify(*few, positions[: int(cu[4])].cuda(), temperature[:4].cuda(), None, None, seeds_there[:4],
+                   coupled=coupled_there[:4])  # fmt: skip
+    assert_bitwise(alone.tokens, expected.tokens[:4])
+
+
 def agreement(a, b):
     return float((a.cpu() == b.cpu()).view(len(a), -1).all(1).float().mean())
 

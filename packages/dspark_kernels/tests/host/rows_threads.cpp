@@ -6,13 +6,22 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) { return __atomic_fetch_
 inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long value) {
   return __atomic_fetch_add(to, value, __ATOMIC_SEQ_CST);
 }
-inline void atomicMax(uint32_t* to, uint32_t value) {
+template <typename T>
+T atomicOr(T* to, T bits) {
+  return __atomic_fetch_or(to, bits, __ATOMIC_SEQ_CST);
+}
+template <typename T>
+T atomicExch(T* to, T value) {
+  return __atomic_exchange_n(to, value, __ATOMIC_SEQ_CST);
+}
+template <typename T>
+void atomicMax(T* to, T value) {
   const std::lock_guard lock(block->mutex);
   *to = std::max(*to, value);
 }
 
 #include "cuda/sm90/confidence.cuh"
-#include "cuda/sm90/row_ops.cuh"
+#include "cuda/sm90/row_flow.cuh"
 
 using namespace dspark_kernels;
 using namespace dspark_kernels::cuda;
@@ -55,7 +64,7 @@ struct Launches {
         threads(team),
         parts(shares),
         stats(static_cast<size_t>(count_rows * row_blocks(given.vocab))),
-        work(static_cast<size_t>(count_rows), RowWork{7, 7, 7, 7, 7, 7, 7, 7}),
+        work(static_cast<size_t>(count_rows), RowWork{7, 7, 7, 7, 7, 7, 7, 7, 7}),
         mass(static_cast<size_t>(count_rows * kFilterBins), 7),
         count(static_cast<size_t>(count_rows * kFilterBins), 7),
         band(static_cast<size_t>(count_rows * kBand), 7) {
@@ -86,21 +95,66 @@ struct Launches {
   // end(r, place, index, row, statistics, known, team, shared)
   template <typename End>
   void end(End f) {
+    read([](int64_t, int, const Params&, const Team&, LawShared&) { return true; }, f);
+  }
+
+  // The readings of filtered rows alone, but of those that skip(r, place, team, shared) names
+  template <typename Skip, typename End>
+  void filtered(Skip skip, End f) {
+    read([&](int64_t r, int place, const Params& params, const Team& team,
+             LawShared& shared) { return params.filtered(rows.vocab) && !skip(r, place, team, shared); },
+         f);
+  }
+
+  template <typename Asked, typename End>
+  void read(Asked asked, End f) {
     const auto ends = [&](int64_t r, int place, int64_t index, const Team& team, LawShared& shared) {
       return [&, r, place, index](const Row& row, const BlockStats* own, const Known& known) {
         f(r, place, index, row, own, known, team, shared);
       };
     };
     each<FilterShared>([&](int64_t r, int place, int64_t index, int part, const Team& team, FilterShared& shared) {
-      read_first(rows, index, params_of(rows, r), part, parts, team, shared, ends(r, place, index, team, shared.law));
+      const Params params = params_of(rows, r);
+      if (asked(r, place, params, team, shared.law))
+        read_first(rows, index, params, part, parts, team, shared, ends(r, place, index, team, shared.law));
     });
     each<LawShared>([&](int64_t r, int place, int64_t index, int part, const Team& team, LawShared& shared) {
       const Params params = params_of(rows, r);
-      if (params.filtered(rows.vocab))
+      if (params.filtered(rows.vocab) && asked(r, place, params, team, shared))
         read_again(rows, index, params, part, parts, team, shared, ends(r, place, index, team, shared));
     });
   }
 };
+
+// Launches of the version in one flow. Redraws are shared by `op.parts` teams; those that no team has taken when its
+// own part was done are left to the drain.
+void verify_in_one_flow(const Verify& a, Launches& op, std::vector<Decision>& decisions, int each) {
+  const auto requests = static_cast<size_t>(a.requests);
+  std::vector<uint32_t> bits(requests);
+  std::vector<int32_t> redraws(requests + 1), taken(requests + 1), ends(2);
+  std::fill(op.work.begin(), op.work.end(), RowWork{});
+  const Flow flow{bits.data(), redraws.data(), taken.data(), ends.data(), static_cast<int>(a.requests), op.parts};
+  const int warps = op.threads / 32 * each;
+  const int parts = static_cast<int>((row_blocks(a.vocab) + warps - 1) / warps);
+  by_team<LawShared>(op.threads, op.requests * op.places * parts, [&](int64_t i, const Team& team, LawShared& shared) {
+    const int64_t place = i / parts / a.requests, r = i / parts % a.requests;
+    flow_part(a, op.rows, decisions.data(), flow, r, static_cast<int>(place), static_cast<int>(i % parts), parts, each,
+              team, shared, [] {});
+  });
+  op.filtered([&](int64_t r, int place, const Team& team,
+                  LawShared& shared) { return place_is_behind_end(flow, r, place, team, shared); },
+              [&](int64_t r, int place, int64_t index, const Row& row, const BlockStats* stats, const Known& known,
+                  const Team& team, LawShared& shared) {
+                const Verdict verdict =
+                    decide_row(a, decisions.data(), r, place, index, row, stats, known, team, shared);
+                if (settle_row(flow, r, place, verdict, team, shared))
+                  finish_request(a, decisions.data(), flow, r, team);
+              });
+  const int teams = 2 * op.parts;
+  by_team<LawShared>(op.threads, teams, [&](int64_t i, const Team& team, LawShared& shared) {
+    drain_redraws(a, op.rows, decisions.data(), flow, static_cast<int>(i), teams, team, shared);
+  });
+}
 
 }  // namespace
 
@@ -164,7 +218,7 @@ extern "C" void draft_host(int64_t requests, int64_t vocab, int64_t drafts, int6
 }
 
 extern "C" void verify_host(int64_t requests, int64_t rows, int64_t vocab, int64_t drafts, int64_t draft_request,
-                            int64_t draft_step, void* const* p, int threads, int parts) {
+                            int64_t draft_step, void* const* p, int threads, int parts, int each) {
   const Verify a = {requests,
                     rows,
                     vocab,
@@ -202,6 +256,10 @@ extern "C" void verify_host(int64_t requests, int64_t rows, int64_t vocab, int64
                .top_k = a.top_k,
                .cu_rows = a.cu_rows},
               rows, requests, static_cast<int>(drafts) + 1, threads, parts);
+  if (each > 0) {
+    verify_in_one_flow(a, op, decisions, each);
+    return;
+  }
   op.measure<false>();
   op.end([&](int64_t r, int place, int64_t index, const Row& row, const BlockStats* stats, const Known& known,
              const Team& team,

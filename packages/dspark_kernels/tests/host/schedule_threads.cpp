@@ -6,6 +6,19 @@
 using namespace dspark_kernels;
 using namespace dspark_kernels::cuda;
 
+namespace {
+
+template <int kDrafts>
+void run(const Schedule& a, int index, int blocks, int threads, ScheduleShared& shared) {
+  if (a.drafts == kDrafts) {
+    schedule_block<kDrafts>(a, index, blocks, threads, shared);
+  } else if constexpr (kDrafts < kMostDrafts) {
+    run<kDrafts + 1>(a, index, blocks, threads, shared);
+  }
+}
+
+}  // namespace
+
 extern "C" void schedule_host(int64_t requests, int64_t drafts, int64_t capacity, const void* const* in, int64_t budget,
                               void* const* out, int threads) {
   const Schedule a = {requests,
@@ -35,6 +48,6 @@ extern "C" void schedule_host(int64_t requests, int64_t drafts, int64_t capacity
   for (int index = 0; index < blocks; ++index) {
     std::memset(static_cast<void*>(shared.get()), 0x5A, sizeof(ScheduleShared));
     run_block(threads, reinterpret_cast<uint8_t*>(shared.get()), static_cast<unsigned>(index),
-              [&] { schedule_block(a, index, blocks, threads, *shared); });
+              [&] { run<1>(a, index, blocks, threads, *shared); });
   }
 }

@@ -7,6 +7,7 @@
 #include "cuda/host_memory.hpp"
 #include "cuda/move_slices.hpp"
 #include "cuda/stage.hpp"
+#include "cuda/stream_wait.hpp"
 #include "kernel_core/bindings.hpp"
 #include "kernel_core/cuda/status.hpp"
 
@@ -100,14 +101,22 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "move_bulk",
       [](uintptr_t source, int64_t stride, uintptr_t slots, uintptr_t blocks, int64_t count, int64_t piece,
-         uintptr_t layers, int layer_count, int ctas, int stages, uintptr_t stream) {
-        check(move_bulk(move_params(source, stride, slots, blocks, count, piece, layers, layer_count), ctas, stages,
-                        as_stream(stream)),
-              "move_bulk");
+         uintptr_t layers, int layer_count, uint32_t group_ends, uintptr_t done, bool stream_once, int ctas, int stages,
+         uintptr_t stream) {
+        MoveParams p = move_params(source, stride, slots, blocks, count, piece, layers, layer_count);
+        p.group_ends = group_ends, p.done = pointer<uint32_t>(done), p.stream_once = stream_once;
+        check(move_bulk(p, ctas, stages, as_stream(stream)), "move_bulk");
       },
       NoGil(), py::arg("source"), py::arg("stride"), py::arg("slots"), py::arg("blocks"), py::arg("count"),
-      py::arg("piece"), py::arg("layers"), py::arg("layer_count"), py::arg("ctas"), py::arg("stages"),
-      py::arg("stream"));
+      py::arg("piece"), py::arg("layers"), py::arg("layer_count"), py::arg("group_ends"), py::arg("done"),
+      py::arg("stream_once"), py::arg("ctas"), py::arg("stages"), py::arg("stream"));
+  m.def("has_wait_value", &has_wait_value, NoGil());
+  m.def(
+      "wait_value",
+      [](uintptr_t counter, uint32_t value, uintptr_t stream) {
+        check(wait_value(pointer<uint32_t>(counter), value, as_stream(stream)), "wait_value");
+      },
+      NoGil(), py::arg("counter"), py::arg("value"), py::arg("stream"));
   m.def(
       "move_plain",
       [](uintptr_t source, int64_t stride, uintptr_t slots, uintptr_t blocks, int64_t count, int64_t piece,

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/driver_entry.hpp"
+
 namespace gdr_swapin::cuda {
 namespace {
 
-// The 12.8 interface, which later drivers keep. It is looked up and not linked: the module has to load without a
-// driver.
+// The 12.8 interface, which later drivers keep.
 using BatchCopy = CUresult(CUDAAPI*)(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes, size_t count,
                                      CUmemcpyAttributes* attributes, size_t* attribute_starts, size_t attribute_count,
                                      size_t* failed, CUstream stream);
@@ -17,24 +18,13 @@ using StridedBatchCopy = CUresult(CUDAAPI*)(size_t count, CUDA_MEMCPY3D_BATCH_OP
                                             unsigned long long flags, CUstream stream);
 constexpr unsigned kBatchVersion = 12080;
 
-template <typename Function>
-Function find(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  if (cudaGetDriverEntryPointByVersion(name, &found, kBatchVersion, cudaEnableDefault, &result) != cudaSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  return result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(found) : nullptr;
-}
-
 BatchCopy batch() {
-  static const BatchCopy found = find<BatchCopy>("cuMemcpyBatchAsync");
+  static const BatchCopy found = driver_entry<BatchCopy>("cuMemcpyBatchAsync", kBatchVersion);
   return found;
 }
 
 StridedBatchCopy strided_batch() {
-  static const StridedBatchCopy found = find<StridedBatchCopy>("cuMemcpy3DBatchAsync");
+  static const StridedBatchCopy found = driver_entry<StridedBatchCopy>("cuMemcpy3DBatchAsync", kBatchVersion);
   return found;
 }
 

@@ -15,6 +15,7 @@ struct SliceLayer {
   uint32_t main_bytes;
   uint8_t* index;  // pool, page 0
   uint8_t* main;
+  uint32_t parts = 0;  // pieces of a slice; `with_parts` fills it in
 };
 
 struct MoveParams {
@@ -25,8 +26,12 @@ struct MoveParams {
   const int32_t* blocks;  // page of item i in the pools
   int64_t count;          // blocks
   uint32_t piece;         // bytes of one asynchronous copy from the source
-  int layers;             // moved one after the other
+  int layers;             // in the order of `group_ends`
   SliceLayer layer[most_layers];
+  uint32_t group_ends = 0;   // bit l: a group ends with layer l. Groups follow each other, in one a block's layers do;
+                             // 0: each layer alone
+  uint32_t* done = nullptr;  // null, or a counter a group: each CTA of move_bulk adds 1 when its share is written
+  bool stream_once = false;  // tell the L2 cache that what is read will not be read again
 };
 
 // By `ctas` blocks of one warp: asynchronous bulk copies through a ring of `stages` pieces in shared memory.

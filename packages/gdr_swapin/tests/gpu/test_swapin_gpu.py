@@ -29,6 +29,14 @@ WAYS = {
     "gather": ("gather", {}),
     "gather, small ring": ("gather", {"ctas": 3, "stages": 4, "piece_bytes": 4096}),
     "gather, large pieces": ("gather", {"stages": 9, "piece_bytes": 22784}),
+    "gather, one launch": ("gather", {"one_launch": True}),
+    "gather, one launch, three CTAs": ("gather", {"one_launch": True, "ctas": 3, "stages": 5, "piece_bytes": 11520}),
+    "gather, one launch, first layer first": ("gather", {"one_launch": True, "gather_order": "first"}),
+    "gather, one launch, whole blocks, read once": (
+        "gather",
+        {"one_launch": True, "gather_order": "block", "stream_once": True},
+    ),
+    "stage, a gathered lead": ("stage", {"order": "lead", "lead_from": 2, "staging_bytes": 4 << 20}),
     "gather_plain": ("gather_plain", {}),
     "gather_plain, many loads": ("gather_plain", {"ctas": 32, "loads": 8}),
 }
@@ -250,18 +258,17 @@ def test_wild_numbers_do_not_reach_the_device(arena):
     good = {"source": arena.data.data_ptr(), "stride": 64, "slots": 0, "blocks": arena.data.data_ptr(), "count": 0,
             "piece": 32, "layers": table.ctypes.data, "layer_count": 1, "ctas": 1,
             "stream": torch.cuda.current_stream().cuda_stream}  # fmt: skip
-    _cuda.move_bulk(**good, stages=4)
+    bulk = {"stages": 4, "group_ends": 0, "done": 0, "stream_once": False}
+    _cuda.move_bulk(**good, **bulk)
     wrongs = [{"piece": 8}, {"stride": 24}, {"stride": 16}, {"ctas": 0}, {"ctas": 5000}, {"layer_count": 0},
               {"count": -1}, {"source": 0}, {"source": 8}, {"blocks": 0}]  # fmt: skip
-    for wrong, (call, last) in itertools.product(
-        wrongs, ((_cuda.move_bulk, {"stages": 4}), (_cuda.move_plain, {"loads": 1}))
-    ):
+    for wrong, (call, last) in itertools.product(wrongs, ((_cuda.move_bulk, bulk), (_cuda.move_plain, {"loads": 1}))):
         with pytest.raises(ValueError):
             call(**{**good, **wrong}, **last)
     engine = Loader(arena, poisoned(), "stage").engine
     ids = np.arange(8)
     stage = {**engine._fixed, **engine._ring.arguments(2), "slots": ids.ctypes.data, "count": 0, "offset": 0,
-             "size": V41.block_bytes, "ids": arena.data.data_ptr(), "layers": engine._table.ctypes.data,
+             "size": V41.block_bytes, "ids": arena.data.data_ptr(), "layers": engine._parts.table.ctypes.data,
              "layer_count": 4}  # fmt: skip
     assert _cuda.stage(**stage) == 0
     wrongs = [{"per_call": 257}, {"per_call": 0}, {"part": 8}, {"turn": 2}, {"parts": 1}, {"size": 1 << 30},
@@ -272,7 +279,7 @@ def test_wild_numbers_do_not_reach_the_device(arena):
     engine.close()
     for stages in (3, 65):
         with pytest.raises(ValueError):
-            _cuda.move_bulk(**good, stages=stages)
+            _cuda.move_bulk(**good, **{**bulk, "stages": stages})
     with pytest.raises(ValueError):
         _cuda.move_plain(**good, loads=2)
     torch.cuda.synchronize()

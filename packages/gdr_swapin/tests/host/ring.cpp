@@ -127,6 +127,18 @@ void bulk_wait_read() {
   for (size_t g = 0; g + Pending + 1 < groups.size(); ++g)
     for (Store& store : groups[g]) read(store);
 }
+template <int Pending>
+void bulk_wait_written_but() {
+  for (size_t g = 0; g + Pending + 1 < groups.size(); ++g) write(groups[g]), groups[g].clear();
+}
+inline void bulk_load_once(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  kernel_core::ptx::cp_async_bulk(to, from, bytes, barrier);
+}
+inline void (*told)() = nullptr;  // called at each step of a counter
+inline void count_up(uint32_t* counter) {
+  ++*counter;
+  if (told) told();
+}
 inline void bulk_wait_written() {
   expect(groups.back().empty(), "stores that were not committed");
   for (auto& group : groups) write(group);
@@ -142,11 +154,15 @@ using namespace gdr_swapin::cuda;
 // `layers`: five 64-bit numbers a layer, as the bindings take them. Null, or what went wrong.
 extern "C" const char* move_ring_host(int late, const uint8_t* source, int64_t stride, const int32_t* slots,
                                       const int32_t* blocks, int64_t count, uint32_t piece, const uint64_t* layers,
-                                      int layer_count, int ctas, int stages, int* most_under_way) {
+                                      int layer_count, uint32_t group_ends, uint32_t* done, void (*told)(), int once,
+                                      int ctas, int stages, int* most_under_way) {
   MoveParams p = {source, stride, slots, blocks, count, piece, layer_count, {}};
   for (int l = 0; l < layer_count; ++l, layers += 5)
     p.layer[l] = {static_cast<int64_t>(layers[0]), static_cast<uint32_t>(layers[1]), static_cast<uint32_t>(layers[2]),
                   reinterpret_cast<uint8_t*>(layers[3]), reinterpret_cast<uint8_t*>(layers[4])};
+  p.group_ends = group_ends, p.done = done, p.stream_once = once != 0;
+  p = with_parts(p);
+  gdr_swapin::cuda::told = told;
   const uint32_t bytes = kHeadBytes + piece * static_cast<uint32_t>(stages);
   std::vector<uint8_t> memory(bytes + kRingAlignment);
   uint8_t* aligned = memory.data() + (kRingAlignment - reinterpret_cast<uintptr_t>(memory.data()) % kRingAlignment);
@@ -164,5 +180,5 @@ extern "C" const char* move_ring_host(int late, const uint8_t* source, int64_t s
 extern "C" int64_t piece_count_host(int64_t count, uint32_t piece, uint32_t index_bytes, uint32_t main_bytes) {
   MoveParams p = {nullptr, 0, nullptr, nullptr, count, piece, 1, {}};
   p.layer[0] = {0, index_bytes, main_bytes, nullptr, nullptr};
-  return item_count(p);
+  return item_count(with_parts(p));
 }

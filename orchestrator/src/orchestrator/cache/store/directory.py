@@ -1,8 +1,7 @@
 """A store in a directory that several machines may mount (NFS, 3FS, local disk): one file a block, no server of ours.
 
-A file appears under its key by rename, whole and durable, and says in its header what it is. Its modification time is
-its expiry. The time of the last use is not kept, since reads change access times on some mounts and not on others: what
-expires first goes first, also under the watermark.
+A file appears under its key by rename, whole and durable, and says in its header what it is, and as its generation when
+it was written, in milliseconds. Its modification time is its expiry. Uses, leases and owners: see `directory_notes`.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from orchestrator.cache.gc import Collector, Tick, Unpublish
 from orchestrator.cache.index import BlockIndex
 from orchestrator.cache.retention import Retention, RetentionPolicy
 from orchestrator.cache.store.base import At, Block, Put, Store, StoreStats, nowhere
+from orchestrator.cache.store.directory_notes import LeaseFiles, Uses, read_owner, seal_owner
 from orchestrator.cache.store.segments import sync_folder
 
 _THREADS = 16
@@ -35,21 +35,21 @@ class DirectoryStore(Store):
     """Blocks of one layout in a folder that any number of processes and machines write.
 
     The collector builds its index by walking the folder; of all processes that call `collect`, the one that gets the
-    lock file works. Budgets of tenants are refused: a file does not say whose it is.
+    lock file works, by its own policy. A chain belongs to the tenant that wrote its first block.
     """
 
     def __init__(
         self, folder: Path, layout: bytes, capacity: int, policy: RetentionPolicy | None = None, at: At = nowhere
     ) -> None:
         self.policy = policy or RetentionPolicy()
-        if self.policy.budgets:
-            raise ValueError("policy: got budgets of tenants, allowed are none in a directory store")
         if capacity <= 0:
             raise ValueError(f"capacity: got {capacity}, allowed are bytes above 0")
         self.folder, self.layout, self.capacity, self._at = folder, layout, capacity, at
         self._blocks, self._trash = folder / "blocks" / layout.hex()[:16], folder / "trash"
         for path in (self._blocks, self._trash):
             path.mkdir(parents=True, exist_ok=True)
+        self._uses = Uses(folder / "uses" / layout.hex()[:16])
+        self._leases = LeaseFiles(folder / "leases" / layout.hex()[:16])
         self._misses: Counter[str] = Counter()
         self._seen_used = self._seen_blocks = 0
         self._names = count(1)
@@ -66,11 +66,20 @@ class DirectoryStore(Store):
         return [self._write(block, now) for block in blocks]
 
     def use(self, keys: Sequence[bytes], now: float, retention: Retention) -> None:
-        """Touches every file of the path, the last first: a parent is never older than its child."""
+        """Touches every file of the path, the first first: a parent never expires before its child."""
         expiry = self.policy.expiry(now, retention)
-        for key in reversed(keys[: self.match(keys)]):
+        path = keys[: self.match(keys)]
+        for key in path:
             with contextlib.suppress(OSError):
                 self._touch(self._path(key), now, expiry)
+        if path:
+            self._uses.note(path[-1], now)
+
+    def pin(self, keys: Sequence[bytes], until: float) -> int | None:
+        return self._leases.take(list(keys), until, lambda: self.match(keys) == len(keys)) if keys else None
+
+    def unpin(self, lease: int) -> bool:
+        return self._leases.give(lease)
 
     def collect(self, now: float) -> int:
         with (self.folder / "collector.lock").open("ab") as lock:
@@ -80,17 +89,39 @@ class DirectoryStore(Store):
                 return 0
             self._empty_trash(now)
             index, holes = self._survey()
-            collector = Collector(index, self.capacity)
-            gone = len(holes)
-            for key in holes:
-                self._discard(key, now)
-            for action in collector.step(Tick(), now):
+            self._leases.mark(index, now)
+            gone = [(key, self._discard(key, now)) for key in holes]
+            taken: dict[bytes, tuple[bytes, Path | None]] = {}
+            for action in Collector(index, self.capacity).step(Tick(), now):
                 if isinstance(action, Unpublish):
-                    gone += len(action.entries)
+                    for parent in {entry.parent for entry in action.entries}:
+                        if parent is not None and parent.visible:  # it inherited a use and a stay: write them down
+                            self._uses.note(parent.key, parent.atime)
+                            with contextlib.suppress(OSError):
+                                self._touch(self._path(parent.key), now, parent.expiry)
                     for entry in action.entries:
-                        self._discard(entry.key, now)
+                        taken[entry.key] = entry.parent_key, self._discard(entry.key, now)
+            back = self._bring_back(taken, now)
+            for key in [*(key for key, _ in gone), *(taken.keys() - back)]:
+                self._uses.forget(key)
             self._seen_used, self._seen_blocks = index.used, len(index)
-            return gone
+            return len(gone) + len(taken) - len(back)
+
+    def _bring_back(self, taken: dict[bytes, tuple[bytes, Path | None]], now: float) -> set[bytes]:
+        """What a reader leased between the look at the leases and the removal. It keeps its path, parents first."""
+        back: set[bytes] = set()
+        for key in self._leases.held(now) if taken else ():
+            path = []
+            while key in taken and key not in back:
+                path.append(key)
+                key = taken[key][0]
+            for one in reversed(path):
+                buried = taken[one][1]
+                if buried is not None:
+                    with contextlib.suppress(OSError):
+                        buried.rename(self._path(one))
+                        back.add(one)
+        return back
 
     def stats(self) -> StoreStats:
         return StoreStats(self._seen_blocks, self._seen_used, self.capacity, dict(self._misses))
@@ -118,10 +149,14 @@ class DirectoryStore(Store):
             return Put.ALREADY
         if block.depth and not self._path(block.parent).exists():
             return Put.NO_PARENT
-        size = HEADER_BYTES + len(block.payload)
+        try:
+            owner = seal_owner("" if block.depth else block.tenant)
+        except ValueError:
+            return Put.FAILED
+        size = HEADER_BYTES + len(block.payload) + len(owner)
         if self._seen_used + size > self.capacity:
             return Put.FULL
-        header = seal(self.layout, block.key, block.parent, block.depth, 0, block.payload)
+        header = seal(self.layout, block.key, block.parent, block.depth, max(0, int(now * 1e3)), block.payload)
         temporary = path.parent / f"new-{socket.gethostname()}-{os.getpid()}-{next(self._names)}"
         try:
             path.parent.mkdir(exist_ok=True)
@@ -130,9 +165,9 @@ class DirectoryStore(Store):
             try:
                 os.write(fd, header)
                 self._at("file.half")
-                view = memoryview(block.payload)
-                while view:
-                    view = view[os.write(fd, view) :]
+                for view in (memoryview(block.payload), memoryview(owner)):
+                    while view:
+                        view = view[os.write(fd, view) :]
                 os.utime(fd, (now, self.policy.expiry(now, block.retention)))
                 self._at("file.sync")
                 os.fsync(fd)
@@ -162,17 +197,21 @@ class DirectoryStore(Store):
             try:
                 with path.open("rb") as file:
                     header = parse(file.read(HEADER_BYTES))
-                seen = path.stat()
+                    seen = os.fstat(file.fileno())
+                    owner = "" if header.depth else read_owner(file.fileno(), HEADER_BYTES + header.size)
             except (OSError, WrongBytes):
                 continue
             if header.key.hex() == path.name:
-                found.append((header.depth, header, seen))
-        index, holes = BlockIndex(self.policy), []
-        for _, header, seen in sorted(found, key=lambda item: item[0]):
+                found.append((header.depth, header, seen, owner))
+        index, holes, used = BlockIndex(self.policy), [], dict(self._uses)
+        for _, header, seen, owner in sorted(found, key=lambda item: item[0]):
             root = b"" if header.depth else header.parent
-            index.publish(header.key, header.parent, seen.st_size, seen.st_mtime, root=root, expiry=seen.st_mtime)
+            last = max(header.generation / 1e3, used.pop(header.key, 0.0))
+            index.publish(header.key, header.parent, seen.st_size, last, root=root, expiry=seen.st_mtime, tenant=owner)
             if index.get(header.key) is None:
                 holes.append(header.key)
+        for key in used:  # of blocks that are gone
+            self._uses.forget(key)
         return index, holes[::-1]
 
     def _files(self) -> Iterator[Path]:
@@ -181,11 +220,18 @@ class DirectoryStore(Store):
                 if len(path.name) == 2 * KEY_BYTES:
                     yield path
 
-    def _discard(self, key: bytes, now: float) -> None:
-        """Out of sight at once, deleted after the grace: a reader that has the file open goes on reading it."""
+    def _discard(self, key: bytes, now: float) -> Path | None:
+        """Out of sight at once, deleted after the grace: a reader that has the file open goes on reading it.
+
+        Answers with the place in the trash, or None where there was nothing to move.
+        """
         self._at("file.discard")
-        with contextlib.suppress(OSError):
-            self._path(key).rename(self._trash / f"{int(now)}-{os.getpid()}-{next(self._names)}")
+        buried = self._trash / f"{int(now)}-{os.getpid()}-{next(self._names)}"
+        try:
+            self._path(key).rename(buried)
+        except OSError:
+            return None
+        return buried
 
     def _empty_trash(self, now: float) -> None:
         for path in self._trash.iterdir():

@@ -73,11 +73,12 @@ __device__ __forceinline__ float4 stream_4(const float* p) {
 #endif
 }
 
-// A warp's block, -inf behind the end of the row
-__device__ __forceinline__ void load_block(const Row& row, int block, int lane, float (&out)[kLaneValues]) {
+// Values of a warp's block from chunk `from` on, -inf behind the end of the row
+template <int Values>
+__device__ __forceinline__ void load_chunks(const Row& row, int block, int from, int lane, float (&out)[Values]) {
   DSPARK_UNROLL
-  for (int c = 0; c < kChunks; ++c) {
-    const int64_t at = Row::first(block, c, lane);
+  for (int c = 0; c < Values / 4; ++c) {
+    const int64_t at = Row::first(block, from + c, lane);
     float4 v = {-infinity(), -infinity(), -infinity(), -infinity()};
     if (row.vectors) {
       if (at < row.vocab) v = stream_4(row.x + at);
@@ -89,6 +90,10 @@ __device__ __forceinline__ void load_block(const Row& row, int block, int lane, 
     }
     out[4 * c] = v.x, out[4 * c + 1] = v.y, out[4 * c + 2] = v.z, out[4 * c + 3] = v.w;
   }
+}
+
+__device__ __forceinline__ void load_block(const Row& row, int block, int lane, float (&out)[kLaneValues]) {
+  load_chunks(row, block, 0, lane, out);
 }
 
 __device__ __forceinline__ void store_block(const Row& row, float* to, int block, int lane,

@@ -1,4 +1,4 @@
-// Sampling, draft steps and verification by rows: statistics of blocks, one decision a row, one end a request.
+// Sampling, draft steps and verification by rows: statistics of blocks, and one decision a row.
 #pragma once
 
 #include "cuda/sm90/row_filter.cuh"
@@ -7,12 +7,13 @@
 namespace dspark_kernels::cuda {
 
 KC_HD Params params_of(const Rows& a, int64_t request) {
-  return {a.temperature[request], a.top_p[request], a.top_k ? a.top_k[request] : 0};
+  return {a.temperature[request], a.top_p ? a.top_p[request] : 1.0f, a.top_k ? a.top_k[request] : 0};
 }
 
-// Block `block` of place `place` of request `request`, by one warp
+// Block `block` of place `place` of request `request`, by one warp. `clears`: nobody has set the row's work to 0.
 template <bool Bias>
-__device__ __forceinline__ void measure_block(const Rows& a, int64_t request, int place, int block, int lane) {
+__device__ __forceinline__ void measure_block(const Rows& a, int64_t request, int place, int block, int lane,
+                                              bool clears = true) {
   const int64_t index = a.index(request, place);
   if (index < 0) return;
   float* at = a.logits + index * a.row_stride;
@@ -30,7 +31,7 @@ __device__ __forceinline__ void measure_block(const Rows& a, int64_t request, in
   }
   const BlockStats stats = block_stats(x, params.temperature < kGreedyBelow ? 1.0f : 1.0f / params.temperature);
   if (lane == 0) a.stats[index * row.blocks + block] = stats;
-  if (block == 0 && lane == 0) a.work[index] = {};
+  if (clears && block == 0 && lane == 0) a.work[index] = {};
   if (params.filtered(a.vocab)) {
     const int each = (kFilterBins + row.blocks - 1) / row.blocks, end = min(kFilterBins, (block + 1) * each);
     for (int i = block * each + lane; i < end; i += 32)
@@ -75,7 +76,7 @@ struct Decision {
   Law law;
   double plain;
   int64_t token;  // but for kRedrawn
-  int32_t verdict;
+  Verdict verdict;
 };
 
 // What decide_row reads of its inputs, towards the cache while the statistics are still measured
@@ -89,9 +90,10 @@ __device__ __forceinline__ void prefetch_decision(const Verify& a, int64_t r, in
   if (draft >= 0 && draft < a.vocab) prefetch(a.logits + index * a.vocab + draft);
 }
 
-__device__ __forceinline__ void decide_row(const Verify& a, Decision* decisions, int64_t r, int place, int64_t index,
-                                           const Row& row, const BlockStats* stats, const Known& known,
-                                           const Team& team, LawShared& shared) {
+// In every thread
+__device__ __forceinline__ Verdict decide_row(const Verify& a, Decision* decisions, int64_t r, int place, int64_t index,
+                                              const Row& row, const BlockStats* stats, const Known& known,
+                                              const Team& team, LawShared& shared) {
   const int64_t length = min(static_cast<int64_t>(a.cu_rows[r + 1] - a.cu_rows[r]) - 1, a.drafts);
   const int64_t position = a.positions[index] + 1, seed = a.seeds[r];
   Decision decision{known.law, known.plain, -1, kFails};
@@ -122,142 +124,7 @@ __device__ __forceinline__ void decide_row(const Verify& a, Decision* decisions,
     if (matched && !end && decision.token == draft) decision.verdict = kStands;
   }
   if (team.id == 0) decisions[index] = decision;
-}
-
-// A token from max(p - q, 0), or from p where that has no mass. q is null for p alone.
-struct Residual {
-  const Row& row;
-  const Law& p;
-  const float* draft;
-  const Law& q;
-  float p_share, q_share;
-
-  __device__ __forceinline__ void weights(int block, int lane, bool rest, float (&w)[kLaneValues]) const {
-    float other[kLaneValues];
-    load_block(row, block, lane, w);
-    if (rest) load_block(Row(draft, row.vocab), block, lane, other);
-    DSPARK_UNROLL
-    for (int i = 0; i < kLaneValues; ++i) {
-      const int64_t id = Row::first(block, i / 4, lane) + i % 4;
-      w[i] = p.weight(w[i], id) * p_share;
-      if (rest) w[i] = fmaxf(w[i] - q.weight(other[i], id) * q_share, 0.0f);
-    }
-  }
-
-  // The blocks' sums by one of `parts`, into their statistics
-  __device__ __forceinline__ void measure(BlockStats* stats, bool rest, int part, int parts, const Team& t) const {
-    for (int b = part * t.warps + t.warp; b < row.blocks; b += parts * t.warps) {
-      float w[kLaneValues], sum = 0;
-      weights(b, t.lane, rest, w);
-      DSPARK_UNROLL
-      for (int i = 0; i < kLaneValues; ++i) sum += w[i];
-      sum = warp_add(sum);
-      if (t.lane == 0) stats[b].kept = sum;
-    }
-  }
-
-  __device__ __forceinline__ double total(const BlockStats* stats, const Team& t, LawShared& shared) const {
-    double mine = 0;
-    for (int b = t.id; b < row.blocks; b += t.threads) mine += shared.sums[b] = fresh(&stats[b].kept);
-    return team_add(mine, t, shared);
-  }
-
-  // After every part's sums
-  __device__ __forceinline__ int64_t draw(BlockStats* stats, double u, const Team& t, LawShared& shared) const {
-    double mass = total(stats, t, shared);
-    const bool rest = mass > 0;
-    if (!rest) {
-      measure(stats, false, 0, 1, t);
-      __threadfence();
-      __syncthreads();
-      mass = total(stats, t, shared);
-    }
-    if (t.warp == 0) {
-      const int64_t token = reach(
-          row.blocks, u * mass, t.lane, [&](int b) { return shared.sums[b]; },
-          [&](int b, int lane, float (&w)[kLaneValues]) { weights(b, lane, rest, w); });
-      if (t.lane == 0) shared.result = token;
-    }
-    __syncthreads();
-    return shared.result;
-  }
-};
-
-// What ends a request and does not come from its rows' launches: read while they still run. Lane j holds place j.
-struct EndInputs {
-  int64_t first, length, slot;
-  Law q;  // of draft j
-  double u;
-
-  __device__ __forceinline__ EndInputs(const Verify& a, int64_t r, int lane)
-      : first(a.cu_rows[r]), length(a.cu_rows[r + 1] - first - 1), slot(a.slots ? a.slots[r] : r), u(0) {
-    length = min(length, a.drafts);
-    if (lane >= length) return;
-    const int64_t at = slot * a.drafts + lane;
-    q = {a.draft_top[at], a.draft_factor[at], a.draft_mass[at], static_cast<uint64_t>(a.draft_cut[at])};
-    u = uniform(a.seeds[r], a.positions[first + lane] + 1, kResidual);
-  }
-};
-
-// One lane's copy, in every lane
-__device__ __forceinline__ Law law_of(const Law& law, int lane) {
-  return {__shfl_sync(kLanes, law.top, lane), __shfl_sync(kLanes, law.factor, lane),
-          __shfl_sync(kLanes, law.mass, lane), __shfl_sync(kLanes, law.cut, lane)};
-}
-
-// The tokens of request r, from what was decided about its rows: a redraw is shared by `parts` blocks of threads, and
-// the last of them ends the request.
-__device__ __forceinline__ void end_request(const Verify& a, const Rows& rows, const Decision* decisions, int64_t r,
-                                            const EndInputs& in, int part, int parts, const Team& team,
-                                            LawShared& shared) {
-  const int64_t first = in.first, length = in.length, width = a.drafts + 1;
-  const bool has = team.lane <= length;
-  const Decision* own = decisions + (has ? first + team.lane : 0);  // lane j: of place j
-  const int32_t verdict = has ? own->verdict : kFails;
-  const Law law = has ? own->law : Law{};
-  const bool stands = team.lane < length && verdict == kStands;
-  const int accepted = __ffs(~__ballot_sync(kLanes, stands)) - 1;
-  const int32_t end = __shfl_sync(kLanes, verdict, accepted);
-  const bool redrawn = length >= 0 && end == kRedrawn, failed = length >= 0 && end == kFails;
-  if (!redrawn && part != 0) return;
-  int64_t token = -1;
-  if (redrawn) {
-    const int64_t index = first + accepted;
-    const Law p = law_of(law, accepted), q = law_of(in.q, accepted);
-    const double u = __shfl_sync(kLanes, in.u, accepted);
-    const Row row(a.logits + index * a.vocab, a.vocab);
-    const Residual residual{row,
-                            p,
-                            a.draft_logits + in.slot * a.draft_request + accepted * a.draft_step,
-                            q,
-                            static_cast<float>(1.0 / p.mass),
-                            static_cast<float>(1.0 / q.mass)};
-    BlockStats* stats = rows.stats + index * row.blocks;
-    residual.measure(stats, true, part, parts, team);
-    if (!arrive_last(&rows.work[index].redrawn, parts, team, shared)) return;
-    token = residual.draw(stats, u, team, shared);
-  }
-  if (team.warp != 0) return;
-  const int64_t decided = has ? own->token : -1;
-  const int64_t before = __shfl_sync(kLanes, decided, max(accepted - 1, 0));
-  const int64_t ended = __shfl_sync(kLanes, decided, accepted);
-  if (length >= 0 && !failed && !redrawn) token = ended;
-  if (team.lane < width) {
-    const int64_t j = team.lane;
-    const int64_t mine = j < accepted ? decided : j == accepted ? token : -1;
-    a.tokens[r * width + j] = mine;
-    float logprob = nan_value();
-    if (mine >= 0)
-      logprob = static_cast<float>(static_cast<double>(a.logits[(first + j) * a.vocab + mine]) -
-                                   static_cast<double>(own->law.top) - log(own->plain));
-    a.logprobs[r * width + j] = logprob;
-  }
-  if (team.lane == 0) {
-    a.accepted[r] = accepted;
-    a.counts[r] = token >= 0 ? accepted + 1 : accepted;
-    a.failed[r] = failed;
-    a.last[r] = token >= 0 ? token : accepted > 0 ? before : -1;
-  }
+  return decision.verdict;
 }
 
 }  // namespace dspark_kernels::cuda

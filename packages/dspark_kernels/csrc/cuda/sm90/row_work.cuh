@@ -9,10 +9,10 @@ constexpr int kFilterBins = 2048;
 
 // Of a row. The counts are set to 0 by the first launch.
 struct RowWork {
-  int32_t counted, cut, redrawn;  // parts that are done
-  int32_t band, bin;              // tokens in the bin where the row is cut, and that bin
-  uint32_t highest, lowest;       // the ordered bits of the largest in it, and the inverse of the smallest's
-  int64_t outside;                // tokens above it, where they are limited
+  int32_t measured, counted, cut, redrawn;  // parts that are done
+  int32_t band, bin;                        // tokens in the bin where the row is cut, and that bin
+  uint32_t highest, lowest;                 // the ordered bits of the largest in it, and the inverse of the smallest's
+  int64_t outside;                          // tokens above it, where they are limited
 };
 
 // Row r, or rows cu_rows[r] to cu_rows[r + 1] - 1 of request r.

@@ -4,13 +4,15 @@
 #include <algorithm>
 #include <climits>
 
-#include "cuda/sm90/row_ops.cuh"
+#include "cuda/sm90/row_flow.cuh"
 
 namespace dspark_kernels::cuda {
 namespace {
 
 constexpr int kStatsWarps = 8, kTeam = 128, kWantedTeams = 6 * 132, kMostParts = 32;
 constexpr int kMostPlaces = 9;
+// Of the flow: blocks of 1024 logits that a warp measures at a time, and rows from which on it was faster on an H200.
+constexpr int kFlowBlocks = 4, kFlowRows = 256;
 
 // A later launch may start while an earlier one ends, and waits where it needs its results.
 __device__ __forceinline__ void start_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -28,6 +30,7 @@ __global__ void __launch_bounds__(32 * kStatsWarps, Bias ? 3 : 4) measure_kernel
 // How an op ends a row
 struct EndSample {
   static constexpr int kTeamsAtOnce = 6;  // on a multiprocessor
+  static constexpr bool kFlows = false;   // rows without filters are ended by their first launch
   Sample a;
   __device__ __forceinline__ void prefetch(int64_t, int, int64_t) const {}
   __device__ __forceinline__ void operator()(int64_t, int64_t t, int, const Row& row, const BlockStats* stats,
@@ -37,6 +40,7 @@ struct EndSample {
 };
 struct EndDraft {
   static constexpr int kTeamsAtOnce = 5;
+  static constexpr bool kFlows = false;
   DraftStep a;
   __device__ __forceinline__ void prefetch(int64_t, int, int64_t) const {}
   __device__ __forceinline__ void operator()(int64_t, int64_t b, int, const Row& row, const BlockStats* stats,
@@ -46,6 +50,7 @@ struct EndDraft {
 };
 struct EndVerify {
   static constexpr int kTeamsAtOnce = 6;
+  static constexpr bool kFlows = false;
   Verify a;
   Decision* decisions;
   __device__ __forceinline__ void prefetch(int64_t r, int place, int64_t index) const {
@@ -57,6 +62,20 @@ struct EndVerify {
     decide_row(a, decisions, r, place, index, row, stats, known, team, shared);
   }
 };
+struct EndFlow {
+  static constexpr int kTeamsAtOnce = 5;
+  static constexpr bool kFlows = true;
+  Verify a;
+  Decision* decisions;
+  Flow flow;
+  __device__ __forceinline__ void prefetch(int64_t, int, int64_t) const {}
+  __device__ __forceinline__ void operator()(int64_t index, int64_t r, int place, const Row& row,
+                                             const BlockStats* stats, const Known& known, const Team& team,
+                                             LawShared& shared) const {
+    const Verdict verdict = decide_row(a, decisions, r, place, index, row, stats, known, team, shared);
+    if (settle_row(flow, r, place, verdict, team, shared)) finish_request(a, decisions, flow, r, team);
+  }
+};
 
 // Some block of every launch waits for the launch before, so that launches end in order.
 template <typename End>
@@ -66,12 +85,15 @@ __global__ void __launch_bounds__(kTeam, End::kTeamsAtOnce) first_kernel(Rows a,
   const int64_t request = blockIdx.x / parts;
   const int place = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x % parts);
   const Params params = params_of(a, request);
-  if (part != 0 && !params.filtered(a.vocab)) return;
+  const bool filtered = params.filtered(a.vocab);
+  if (!filtered && (End::kFlows ? blockIdx.x != 0 || blockIdx.y != 0 : part != 0)) return;
   const int64_t index = a.index(request, place);
   if (index >= 0 && part == 0 && threadIdx.x == 0) end.prefetch(request, place, index);
   wait_for_last_launch();
-  if (index < 0) return;
+  if (index < 0 || (End::kFlows && !filtered)) return;
   const Team team(kTeam);
+  if constexpr (End::kFlows)
+    if (place_is_behind_end(end.flow, request, place, team, shared.law)) return;
   read_first(a, index, params, part, parts, team, shared,
              [&](const Row& row, const BlockStats* stats, const Known& known) {
                end(index, request, place, row, stats, known, team, shared.law);
@@ -91,6 +113,8 @@ __global__ void __launch_bounds__(kTeam, 5) again_kernel(Rows a, int parts, End 
   const int64_t index = a.index(request, place);
   if (index < 0 || !filtered) return;
   const Team team(kTeam);
+  if constexpr (End::kFlows)
+    if (place_is_behind_end(end.flow, request, place, team, shared)) return;
   read_again(a, index, params, part, parts, team, shared,
              [&](const Row& row, const BlockStats* stats, const Known& known) {
                end(index, request, place, row, stats, known, team, shared);
@@ -104,6 +128,27 @@ __global__ void __launch_bounds__(kTeam, 5) end_kernel(Verify a, Rows rows, cons
   const EndInputs inputs(a, request, team.lane);
   wait_for_last_launch();
   end_request(a, rows, decisions, request, inputs, static_cast<int>(blockIdx.x % parts), parts, team, shared);
+}
+
+__global__ void __launch_bounds__(256) clear_kernel(uint4* at, int64_t count) {
+  start_next_launch();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) at[i] = {0, 0, 0, 0};
+}
+
+__global__ void __launch_bounds__(kTeam, 5) flow_kernel(EndFlow end, Rows rows, unsigned parts, int each) {
+  __shared__ LawShared shared;
+  start_next_launch();
+  flow_part(end.a, rows, end.decisions, end.flow, blockIdx.x / parts, static_cast<int>(blockIdx.y),
+            static_cast<int>(blockIdx.x % parts), static_cast<int>(parts), each, Team(kTeam), shared,
+            [] { wait_for_last_launch(); });
+}
+
+__global__ void __launch_bounds__(kTeam, 5) drain_kernel(EndFlow end, Rows rows) {
+  __shared__ LawShared shared;
+  wait_for_last_launch();
+  drain_redraws(end.a, rows, end.decisions, end.flow, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+                Team(kTeam), shared);
 }
 
 __global__ void __launch_bounds__(256) mask_kernel(TokenMask a) {
@@ -137,13 +182,17 @@ cudaError_t launch_early(Kernel kernel, dim3 grid, int threads, cudaStream_t str
 
 int64_t align_16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
-// Scratch memory of a row's statistics, work, histogram and band, one after another for all rows.
+// Scratch memory of a row's statistics, work, flow, histogram and band, one after another for all rows.
 struct Places {
-  int64_t stats, work, decisions, mass, count, band, end;
+  int64_t stats, work, bits, redraws, taken, ends, decisions, mass, count, band, end;
   Places(int64_t rows, int64_t vocab) {
     stats = 0;
     work = stats + rows * row_blocks(vocab) * static_cast<int64_t>(sizeof(BlockStats));
-    decisions = align_16(work + rows * static_cast<int64_t>(sizeof(RowWork)));
+    bits = align_16(work + rows * static_cast<int64_t>(sizeof(RowWork)));
+    redraws = bits + rows * 4;
+    taken = redraws + (rows + 1) * 4;
+    ends = taken + (rows + 1) * 4;
+    decisions = align_16(ends + 2 * 4);
     mass = align_16(decisions + rows * static_cast<int64_t>(sizeof(Decision)));
     count = mass + rows * kFilterBins * 8;
     band = count + rows * kFilterBins * 4;
@@ -168,14 +217,24 @@ int64_t parts_of(int64_t rows, int64_t vocab) {
   return std::max(least, std::min(most, kWantedTeams / std::max<int64_t>(rows, 1)));
 }
 
+template <typename End>
+cudaError_t both_readings(const Rows& a, int64_t rows, int64_t requests, int64_t places, const End& end,
+                          cudaStream_t stream) {
+  const int64_t parts = parts_of(rows, a.vocab);
+  if (requests * parts > INT_MAX) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(requests * parts), static_cast<unsigned>(places));
+  const cudaError_t first = launch_early(first_kernel<End>, grid, kTeam, stream, a, static_cast<int>(parts), end);
+  if (first != cudaSuccess) return first;
+  return launch_early(again_kernel<End>, grid, kTeam, stream, a, static_cast<int>(parts), end);
+}
+
 // Statistics of all blocks, then both readings
 template <typename End>
 cudaError_t each_row(const Rows& a, int64_t rows, int64_t requests, int64_t places, const End& end,
                      cudaStream_t stream) {
-  const int64_t wide = (row_blocks(a.vocab) + kStatsWarps - 1) / kStatsWarps, parts = parts_of(rows, a.vocab);
-  if (requests * std::max(wide, parts) > INT_MAX) return cudaErrorInvalidValue;
+  const int64_t wide = (row_blocks(a.vocab) + kStatsWarps - 1) / kStatsWarps;
+  if (requests * wide > INT_MAX) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(requests * wide), static_cast<unsigned>(places));
-  const dim3 shared(static_cast<unsigned>(requests * parts), grid.y);
   const int threads = 32 * kStatsWarps;
   if (a.bias) {
     measure_kernel<true><<<grid, threads, 0, stream>>>(a, static_cast<int>(wide));
@@ -183,9 +242,26 @@ cudaError_t each_row(const Rows& a, int64_t rows, int64_t requests, int64_t plac
     measure_kernel<false><<<grid, threads, 0, stream>>>(a, static_cast<int>(wide));
   }
   if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
-  const cudaError_t first = launch_early(first_kernel<End>, shared, kTeam, stream, a, static_cast<int>(parts), end);
-  if (first != cudaSuccess) return first;
-  return launch_early(again_kernel<End>, shared, kTeam, stream, a, static_cast<int>(parts), end);
+  return both_readings(a, rows, requests, places, end, stream);
+}
+
+// Verification in one flow, each warp measuring `each` blocks of a row at a time; both readings are for filters.
+cudaError_t flow(const EndFlow& end, const Rows& rows, void* cleared, int64_t cleared_bytes, int each,
+                 cudaStream_t stream) {
+  const int64_t requests = end.a.requests, places = end.a.drafts + 1, warps = kTeam / 32 * each;
+  const int64_t parts = (row_blocks(rows.vocab) + warps - 1) / warps, words = cleared_bytes / 16;
+  if (requests * std::max<int64_t>(parts, end.flow.parts) > INT_MAX) return cudaErrorInvalidValue;
+  clear_kernel<<<static_cast<unsigned>((words + 255) / 256), 256, 0, stream>>>(static_cast<uint4*>(cleared), words);
+  cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) return status;
+  const dim3 grid(static_cast<unsigned>(requests * parts), static_cast<unsigned>(places));
+  status = launch_early(flow_kernel, grid, kTeam, stream, end, rows, static_cast<unsigned>(parts), each);
+  if (status != cudaSuccess) return status;
+  if (rows.top_p || rows.top_k) status = both_readings(rows, end.a.rows, requests, places, end, stream);
+  if (status != cudaSuccess) return status;
+  constexpr int64_t kRedrawsAtOnce = 64;
+  const auto teams = static_cast<unsigned>(std::min(requests, kRedrawsAtOnce) * end.flow.parts);
+  return launch_early(drain_kernel, dim3(teams), kTeam, stream, end, rows);
 }
 
 bool sizes_fit(int64_t rows, int64_t vocab) { return rows >= 0 && rows <= INT_MAX && rows_fit(vocab); }
@@ -230,7 +306,7 @@ cudaError_t verify(const Verify& a, void* workspace, cudaStream_t stream) {
   }
   if (a.requests == 0) return cudaSuccess;
   if (!workspace || !a.cu_rows) return cudaErrorInvalidValue;
-  const Places at(a.rows, a.vocab);
+  const Places at(std::max(a.rows, a.requests), a.vocab);
   const Rows rows = place_rows({.logits = const_cast<float*>(a.logits),
                                 .row_stride = a.vocab,
                                 .vocab = a.vocab,
@@ -239,7 +315,17 @@ cudaError_t verify(const Verify& a, void* workspace, cudaStream_t stream) {
                                 .top_k = a.top_k,
                                 .cu_rows = a.cu_rows},
                                at, workspace);
-  auto* decisions = reinterpret_cast<Decision*>(static_cast<char*>(workspace) + at.decisions);
+  char* base = static_cast<char*>(workspace);
+  auto* decisions = reinterpret_cast<Decision*>(base + at.decisions);
+  if (!a.top_p && !a.top_k && a.rows >= kFlowRows) {
+    const Flow list{reinterpret_cast<uint32_t*>(base + at.bits),
+                    reinterpret_cast<int32_t*>(base + at.redraws),
+                    reinterpret_cast<int32_t*>(base + at.taken),
+                    reinterpret_cast<int32_t*>(base + at.ends),
+                    static_cast<int>(a.requests),
+                    static_cast<int>((row_blocks(a.vocab) + 7) / 8)};
+    return flow({a, decisions, list}, rows, base + at.work, at.decisions - at.work, kFlowBlocks, stream);
+  }
   const cudaError_t status = each_row(rows, a.rows, a.requests, a.drafts + 1, EndVerify{a, decisions}, stream);
   if (status != cudaSuccess) return status;
   const int64_t redraw = std::min((row_blocks(a.vocab) + 7) / 8, std::max<int64_t>(2, kWantedTeams * 4 / a.requests));

@@ -35,20 +35,22 @@ __device__ __forceinline__ void copied() {
 
 // The drafts' confidences of one slot: up to three 16-byte words that hold them, shifted into place. A gather costs by
 // the lines that it touches, so few wide loads are best.
-__device__ __forceinline__ void load_confidence(const float* at, int drafts, bool present, float (&out)[kMostDrafts]) {
+template <int kDrafts>
+__device__ __forceinline__ void load_confidence(const float* at, bool present, float (&out)[kDrafts]) {
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(at) / 4 % 4);
   const float4* words = reinterpret_cast<const float4*>(at - shift);
-  float w[12];
+  constexpr int kWords = (kDrafts + 3 + 3) / 4;
+  float w[4 * kWords];
   DSPARK_UNROLL
-  for (int k = 0; k < 3; ++k) {
+  for (int k = 0; k < kWords; ++k) {
     float4 v = {0, 0, 0, 0};
-    if (present && 4 * k < shift + drafts) v = words[k];
+    if (present && 4 * k < shift + kDrafts) v = words[k];
     w[4 * k] = v.x, w[4 * k + 1] = v.y, w[4 * k + 2] = v.z, w[4 * k + 3] = v.w;
   }
   DSPARK_UNROLL
-  for (int j = 0; j < 11; ++j) w[j] = shift & 1 ? w[j + 1] : w[j];
+  for (int j = 0; j < 4 * kWords - 1; ++j) w[j] = shift & 1 ? w[j + 1] : w[j];
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) out[j] = shift & 2 ? w[j + 2] : w[j];
+  for (int j = 0; j < kDrafts; ++j) out[j] = shift & 2 ? w[j + 2] : w[j];
 }
 
 // Rows before this thread's, and in `total` all of them.
@@ -61,12 +63,13 @@ __device__ __forceinline__ int32_t rows_before(int32_t count, const Threads& t, 
   return __reduce_add_sync(kWholeWarp, t.lane < t.warp ? sums : 0) + upto - count;
 }
 
-// Block `index` of one for every 32 requests, each with `threads` threads, at least one a request.
+// Block `index` of one for every 32 requests, each with `threads` threads, at least one a request; a.drafts is kDrafts.
+template <int kDrafts>
 __device__ __forceinline__ void schedule_block(const Schedule& a, int index, int blocks, int threads,
                                                ScheduleShared& shared) {
   const int id = static_cast<int>(threadIdx.x);
   const Threads t{id, id % 32, id / 32, threads / 32};
-  const int requests = static_cast<int>(a.requests), drafts = static_cast<int>(a.drafts);
+  const int requests = static_cast<int>(a.requests);
   const int64_t budget = a.device_budget ? *a.device_budget : a.budget;
   const int32_t limit_given = id < requests ? a.limits[id] : -1;
   const int32_t slot_given = id < requests && a.slots ? a.slots[id] : id;
@@ -76,24 +79,24 @@ __device__ __forceinline__ void schedule_block(const Schedule& a, int index, int
 
   bool present = limit_given >= 0 && slot_given >= 0;
   const int32_t slot = present ? slot_given : 0;
-  const int32_t limit = present ? min(limit_given, drafts) : 0;
+  const int32_t limit = present ? min(limit_given, kDrafts) : 0;
   const bool fixed = fixed_given >= 0;
   const int32_t own = fixed ? min(fixed_given, limit) : 0, eligible = fixed ? 0 : limit;
-  float confidence[kMostDrafts];
-  load_confidence(a.confidence + static_cast<int64_t>(slot) * drafts, drafts, present, confidence);
+  float confidence[kDrafts];
+  load_confidence(a.confidence + static_cast<int64_t>(slot) * kDrafts, present, confidence);
   const bool mine = t.warp == index;
   if (mine && present) {  // their latency passes while drafts are ranked
     shared.slot[t.lane] = slot;
     copy_early(&shared.start[t.lane], a.starts + slot);
     DSPARK_UNROLL
-    for (int j = 0; j <= kMostDrafts; ++j)
-      if (j <= drafts) copy_early(&shared.token[t.lane][j], a.tokens + static_cast<int64_t>(slot) * (drafts + 1) + j);
+    for (int j = 0; j <= kDrafts; ++j)
+      copy_early(&shared.token[t.lane][j], a.tokens + static_cast<int64_t>(slot) * (kDrafts + 1) + j);
   }
-  Keys keys;
-  float survival[kMostDrafts], running = 1.0f;
+  Keys<kDrafts> keys;
+  float survival[kDrafts], running = 1.0f;
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) {
-    running = present && j < drafts ? survive(running, confidence[j]) : 0.0f;
+  for (int j = 0; j < kDrafts; ++j) {
+    running = present ? survive(running, confidence[j]) : 0.0f;
     survival[j] = running;
     keys.at[j] = j < eligible ? static_cast<int32_t>(float_bits(running)) : -1;
   }
@@ -119,7 +122,7 @@ __device__ __forceinline__ void schedule_block(const Schedule& a, int index, int
     const int32_t begin = __shfl_sync(kWholeWarp, first, 0), end = __shfl_sync(kWholeWarp, first + count, 31);
     if (t.lane == 0) shared.first = begin, shared.local = end - begin;
     DSPARK_UNROLL
-    for (int j = 0; j <= kMostDrafts; ++j)
+    for (int j = 0; j <= kDrafts; ++j)
       if (j < count) shared.row[first - begin + j] = static_cast<uint16_t>(t.lane * 16 + j);
   }
   __syncthreads();
@@ -129,9 +132,9 @@ __device__ __forceinline__ void schedule_block(const Schedule& a, int index, int
     a.cu_rows[id + 1] = first + count;
     if (id == 0) a.cu_rows[0] = 0, a.host[requests] = fits ? total : -static_cast<int32_t>(needed);
     DSPARK_UNROLL
-    for (int j = 0; j <= kMostDrafts; ++j) {
-      if (j < drafts) a.survival[id * drafts + j] = present ? survival[j < kMostDrafts ? j : 0] : 0.0f;
-      if (j <= drafts) a.row_of[id * (drafts + 1) + j] = j < count ? first + j : -1;
+    for (int j = 0; j <= kDrafts; ++j) {
+      if (j < kDrafts) a.survival[id * kDrafts + j] = present ? survival[j < kDrafts ? j : 0] : 0.0f;
+      a.row_of[id * (kDrafts + 1) + j] = j < count ? first + j : -1;
     }
   }
   // The warp that writes its requests comes last here, so that most others have the rows.
@@ -140,7 +143,7 @@ __device__ __forceinline__ void schedule_block(const Schedule& a, int index, int
     const int request = shared.row[i] / 16, place = shared.row[i] % 16, at = shared.first + i;
     a.owner[at] = index * 32 + request;
     a.place[at] = place;
-    a.source[at] = shared.slot[request] * (drafts + 1) + place;
+    a.source[at] = shared.slot[request] * (kDrafts + 1) + place;
     a.input_tokens[at] = shared.token[request][place];
     a.positions[at] = shared.start[request] + place;
   }

@@ -49,13 +49,14 @@ __device__ __forceinline__ int32_t scan_warp(int32_t x, int lane) {
 }
 
 // Keys of a request: the bits of its drafts' survival, which order as the numbers do; -1 where there is no draft.
+template <int kDrafts>
 struct Keys {
-  int32_t at[kMostDrafts];
+  int32_t at[kDrafts];
 
   __device__ __forceinline__ int32_t count_from(int32_t least) const {
     int32_t count = 0;
     DSPARK_UNROLL
-    for (int j = 0; j < kMostDrafts; ++j) count += at[j] >= least;
+    for (int j = 0; j < kDrafts; ++j) count += at[j] >= least;
     return count;
   }
 };
@@ -68,12 +69,12 @@ __device__ __forceinline__ void clear_bins(RankShared& shared, const Threads& t)
 
 // Counts keys in their bins, bin(j) of draft j, -1 for none. Where a warp's keys crowd into a few bins, one lane adds
 // for all: equal addresses would follow one another.
-template <typename Bin>
+template <int kDrafts, typename Bin>
 __device__ __forceinline__ void count_bins(const Threads& t, int32_t* bins, Bin bin) {
   constexpr int32_t kCrowd = 4;
   uint32_t least = kBins, most = 0;  // of them, and one behind
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) {
+  for (int j = 0; j < kDrafts; ++j) {
     least = min(least, static_cast<uint32_t>(bin(j)));
     most = max(most, static_cast<uint32_t>(bin(j) + 1));
   }
@@ -83,24 +84,25 @@ __device__ __forceinline__ void count_bins(const Threads& t, int32_t* bins, Bin 
     for (int32_t b = low; b < end; ++b) {
       int32_t count = 0;
       DSPARK_UNROLL
-      for (int j = 0; j < kMostDrafts; ++j) count += bin(j) == b;
+      for (int j = 0; j < kDrafts; ++j) count += bin(j) == b;
       count = __reduce_add_sync(kWholeWarp, count);
       if (t.lane == 0 && count > 0) atomicAdd(&bins[b], count);
     }
     return;
   }
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j)
+  for (int j = 0; j < kDrafts; ++j)
     if (const int32_t b = bin(j); b >= 0) atomicAdd(&bins[b], 1);
 }
 
 // Into even steps of 1 / kBins; 1 itself is beyond them. The product is exact.
-__device__ __forceinline__ void count_first(const Keys& keys, const float (&survival)[kMostDrafts], const Threads& t,
-                                            RankShared& shared) {
+template <int kDrafts>
+__device__ __forceinline__ void count_first(const Keys<kDrafts>& keys, const float (&survival)[kDrafts],
+                                            const Threads& t, RankShared& shared) {
   int32_t ones = 0;
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) ones += keys.at[j] == kOneBits;
-  count_bins(t, shared.bins[0], [&](int j) {
+  for (int j = 0; j < kDrafts; ++j) ones += keys.at[j] == kOneBits;
+  count_bins<kDrafts>(t, shared.bins[0], [&](int j) {
     return keys.at[j] >= 0 && keys.at[j] != kOneBits ? static_cast<int32_t>(survival[j] * kBins) : -1;
   });
   ones = __reduce_add_sync(kWholeWarp, ones);
@@ -132,18 +134,19 @@ __device__ __forceinline__ Bin find_bin(const int32_t* bins, int32_t& left, cons
 }
 
 // Of the keys equal to `key`, `left` belong: by place, then by request.
-__device__ __forceinline__ int32_t admitted_equals(const Keys& keys, int32_t key, int32_t left, const Threads& t,
-                                                   RankShared& shared) {
+template <int kDrafts>
+__device__ __forceinline__ int32_t admitted_equals(const Keys<kDrafts>& keys, int32_t key, int32_t left,
+                                                   const Threads& t, RankShared& shared) {
   int32_t mine = 0;
-  uint32_t lanes[kMostDrafts];
+  uint32_t lanes[kDrafts];
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) {
+  for (int j = 0; j < kDrafts; ++j) {
     lanes[j] = __ballot_sync(kWholeWarp, keys.at[j] == key);
     if (t.lane == j) shared.equal[t.warp][j] = __popc(lanes[j]);
   }
   __syncthreads();
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) {
+  for (int j = 0; j < kDrafts; ++j) {
     const int32_t others = t.lane < t.warps ? shared.equal[t.lane][j] : 0;
     const int32_t all = __reduce_add_sync(kWholeWarp, others);
     const int32_t before = __reduce_add_sync(kWholeWarp, t.lane < t.warp ? others : 0);
@@ -161,41 +164,40 @@ KC_HD unsigned long long first_order(int32_t key, int place, int request) {
 }
 
 // Of the at most kFew keys with low <= key < high, `left` belong, and all above. Counts both.
-__device__ __forceinline__ int32_t admitted_few(const Keys& keys, int32_t low, int32_t high, int32_t left,
+template <int kDrafts>
+__device__ __forceinline__ int32_t admitted_few(const Keys<kDrafts>& keys, int32_t low, int32_t high, int32_t left,
                                                 const Threads& t, RankShared& shared) {
   const auto width = static_cast<uint32_t>(high - low);
   bool some = false;  // most threads have none
   DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) some |= static_cast<uint32_t>(keys.at[j] - low) < width;
+  for (int j = 0; j < kDrafts; ++j) some |= static_cast<uint32_t>(keys.at[j] - low) < width;
   if (some) {
     DSPARK_UNROLL
-    for (int j = 0; j < kMostDrafts; ++j)
+    for (int j = 0; j < kDrafts; ++j)
       if (static_cast<uint32_t>(keys.at[j] - low) < width)
         shared.few_keys[atomicAdd(&shared.few, 1)] = first_order(keys.at[j], j, t.id);
   }
+  int32_t mine = keys.count_from(high);
   __syncthreads();
-  const int size = shared.few;
-  const unsigned long long own = shared.few_keys[t.lane];
-  int rank = 0;
-  for (int from = 0; from < size; from += 8) {
-    DSPARK_UNROLL
-    for (int i = 0; i < 8; ++i) rank += shared.few_keys[from + i] > own;
+  if (!some) return mine;
+  for (int i = 0; i < shared.few; ++i) {
+    const unsigned long long key = shared.few_keys[i];
+    if (static_cast<int>(~static_cast<uint32_t>(key) % kMostRequests) != t.id) continue;
+    int rank = 0;
+    for (int from = 0; from < shared.few; from += 8) {
+      DSPARK_UNROLL
+      for (int e = 0; e < 8; ++e) rank += shared.few_keys[from + e] > key;
+    }
+    mine += rank < left;
   }
-  const int holder = __ffs(__ballot_sync(kWholeWarp, own != 0 && rank == left - 1)) - 1;
-  const unsigned long long last = __shfl_sync(kWholeWarp, own, holder);
-  const auto last_key = static_cast<int32_t>(last >> 32);
-  const auto last_order = static_cast<int32_t>(0xFFFFFFFFu - static_cast<uint32_t>(last));
-  // Equals of the last one belong up to its place, and at that place up to its request.
-  const int32_t places = last_order / kMostRequests + (t.id <= last_order % kMostRequests);
-  int32_t mine = 0;
-  DSPARK_UNROLL
-  for (int j = 0; j < kMostDrafts; ++j) mine += keys.at[j] >= last_key + (j >= places);
   return mine;
 }
 
 // How many drafts of this thread's request are among the first `wanted`, of which there are more. After count_first
 // and a barrier.
-__device__ __forceinline__ int32_t admitted(const Keys& keys, int32_t wanted, const Threads& t, RankShared& shared) {
+template <int kDrafts>
+__device__ __forceinline__ int32_t admitted(const Keys<kDrafts>& keys, int32_t wanted, const Threads& t,
+                                            RankShared& shared) {
   int32_t left = wanted;
   const int32_t ones = __reduce_add_sync(kWholeWarp, t.lane < t.warps ? shared.ones[t.lane] : 0);
   if (left <= ones) return admitted_equals(keys, kOneBits, left, t, shared);
@@ -212,8 +214,9 @@ __device__ __forceinline__ int32_t admitted(const Keys& keys, int32_t wanted, co
       clear_bins(shared, t);
       __syncthreads();
     }
-    count_bins(t, shared.bins[1],
-               [&](int j) { return keys.at[j] >= low && keys.at[j] < high ? (keys.at[j] - low) >> shift : -1; });
+    count_bins<kDrafts>(t, shared.bins[1], [&](int j) {
+      return keys.at[j] >= low && keys.at[j] < high ? (keys.at[j] - low) >> shift : -1;
+    });
     __syncthreads();
     bin = find_bin(shared.bins[1], left, t, shared);
     const int32_t step = 1 << shift;

@@ -3,6 +3,8 @@
 
 #if defined(__CUDACC__)
 #define DSPARK_UNROLL _Pragma("unroll")
+#define DSPARK_KEEP_LOOP _Pragma("unroll 1")
 #else
 #define DSPARK_UNROLL
+#define DSPARK_KEEP_LOOP
 #endif

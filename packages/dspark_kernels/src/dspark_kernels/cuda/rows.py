@@ -105,7 +105,7 @@ def verify(
     cu_rows: torch.Tensor,
     positions: torch.Tensor,
     temperature: torch.Tensor,
-    top_p: torch.Tensor,
+    top_p: torch.Tensor | None,
     top_k: torch.Tensor | None,
     seeds: torch.Tensor,
     slots: torch.Tensor | None,
@@ -117,7 +117,7 @@ def verify(
     (N, V), R = logits.shape, cu_rows.shape[0] - 1
     request, step = (0, 0) if draft_logits is None else draft_logits.stride()[:2]
     records = (None,) * 6 if proposals is None else proposals
-    scratch = _scratch(N, V, logits.device)
+    scratch = _scratch(max(N, R), V, logits.device)
     cuda_module("dspark_kernels").verify(
         requests=R,
         rows=N,
@@ -136,7 +136,7 @@ def verify(
         cu_rows=cu_rows.data_ptr(),
         positions=positions.data_ptr(),
         temperature=temperature.data_ptr(),
-        top_p=top_p.data_ptr(),
+        top_p=pointer(top_p),
         top_k=pointer(top_k),
         seeds=seeds.data_ptr(),
         slots=pointer(slots),

@@ -30,7 +30,11 @@ __device__ __forceinline__ void fill_stage(const MoveParams& p, RingHead* head, 
   const uint32_t bytes = piece.to_index + piece.to_main;
   const uint32_t barrier = kernel_core::ptx::shared_address(&head->full[stage]);
   kernel_core::ptx::mbarrier_arrive_expect_tx(barrier, bytes);
-  kernel_core::ptx::cp_async_bulk(ring + static_cast<uint32_t>(stage) * p.piece, piece.from, bytes, barrier);
+  const uint32_t to = ring + static_cast<uint32_t>(stage) * p.piece;
+  if (p.stream_once)
+    bulk_load_once(to, piece.from, bytes, barrier);
+  else
+    kernel_core::ptx::cp_async_bulk(to, piece.from, bytes, barrier);
 }
 
 __device__ __forceinline__ void empty_stage(const MoveParams& p, const RingHead* head, uint32_t ring, int stage) {
@@ -40,6 +44,22 @@ __device__ __forceinline__ void empty_stage(const MoveParams& p, const RingHead*
   if (piece.to_main) bulk_store(piece.main, from + piece.to_index, piece.to_main);
   bulk_commit();
 }
+
+// Says which groups are over: those that end at or before item `written`, below which this CTA has written all of its.
+struct Progress {
+  int group = 0, layer = 0;
+  int64_t end;  // item behind the next group to be told of
+
+  __device__ __forceinline__ explicit Progress(const MoveParams& p)
+      : end(p.done ? p.count * group_from(p, 0).parts : INT64_MAX) {}
+  __device__ __forceinline__ void tell(const MoveParams& p, int64_t written) {
+    while (end <= written) {
+      count_up(p.done + group++);
+      layer = group_from(p, layer).end;
+      end = layer < p.layers ? end + p.count * group_from(p, layer).parts : INT64_MAX;
+    }
+  }
+};
 
 // By one thread of CTA `cta` of `ctas`; items are dealt in turn, so that all CTAs work at the same layer.
 __device__ __forceinline__ void move_ring(const MoveParams& p, int stages, int64_t cta, int64_t ctas, uint8_t* shared) {
@@ -53,6 +73,7 @@ __device__ __forceinline__ void move_ring(const MoveParams& p, int stages, int64
   for (int s = 0; s < stages && s < mine; ++s) fill_stage(p, head, ring, s, cta + s * ctas);
   int stage = 0, behind = stages - kStoresBehind;  // the stage whose stores are kStoresBehind old
   uint32_t parity = 0;
+  Progress progress(p);
   for (int64_t k = 0; k < mine; ++k) {
     mbarrier_wait(shared_address(&head->full[stage]), parity);
     empty_stage(p, head, ring, stage);
@@ -61,10 +82,16 @@ __device__ __forceinline__ void move_ring(const MoveParams& p, int stages, int64
       bulk_wait_read<kStoresBehind>();
       fill_stage(p, head, ring, behind, cta + next * ctas);
     }
+    const int64_t unwritten = cta + (k - kStoresBehind + 1) * ctas;  // the first item that may not be in memory yet
+    if (unwritten >= progress.end) {
+      bulk_wait_written_but<kStoresBehind>();
+      progress.tell(p, unwritten);
+    }
     if (++stage == stages) stage = 0, parity ^= 1;
     if (++behind == stages) behind = 0;
   }
   bulk_wait_written();
+  progress.tell(p, all);
 }
 
 }  // namespace gdr_swapin::cuda

@@ -68,20 +68,21 @@ cudaError_t move_bulk(const MoveParams& p, int ctas, int stages, cudaStream_t st
   if (p.count == 0) return cudaSuccess;
   status = cudaFuncSetAttribute(move_bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (status != cudaSuccess) return status;
-  move_bulk_kernel<<<ctas, 32, static_cast<size_t>(bytes), stream>>>(p, stages);
+  move_bulk_kernel<<<ctas, 32, static_cast<size_t>(bytes), stream>>>(with_parts(p), stages);
   return cudaGetLastError();
 }
 
 cudaError_t move_plain(const MoveParams& p, int ctas, int loads, cudaStream_t stream) {
   const cudaError_t status = checked(p, ctas);
   if (status != cudaSuccess) return status;
+  if (p.done) return cudaErrorInvalidValue;
   const auto kernel = loads == 1   ? move_plain_kernel<1>
                       : loads == 4 ? move_plain_kernel<4>
                       : loads == 8 ? move_plain_kernel<8>
                                    : nullptr;
   if (!kernel) return cudaErrorInvalidValue;
   if (p.count == 0) return cudaSuccess;
-  kernel<<<ctas, kPlainThreads, 0, stream>>>(p);
+  kernel<<<ctas, kPlainThreads, 0, stream>>>(with_parts(p));
   return cudaGetLastError();
 }
 

@@ -36,6 +36,7 @@ class CudaEngine:
         self._turns_of = options.streams or self.own_streams(options)
         self.streams = [device.stream() for _ in range(self._turns_of)]
         self.join = device.stream()
+        self.behind: Any = self.join
         self._turn = 0
         self._batched = options.batched and bool(self.module.has_batch())
         self._watcher = Watcher(device.enter)
@@ -46,7 +47,7 @@ class CudaEngine:
         return 1
 
     def queue(self, job: Job, held: list[Callable[[], None]]) -> Iterator[int]:
-        """Queue the layers, yielding each position when `join` runs behind all of it.
+        """Queue the layers, yielding each position when `behind`, which is `join` if not set otherwise, runs behind it.
 
         What has to be given back once the transfer is over goes to `held`.
         """
@@ -82,9 +83,10 @@ class CudaEngine:
             for stream in (*self.streams, self.join):
                 for fence in job.fences:
                     stream.wait_event(fence)
+            self.behind = self.join
             try:
                 for position in self.queue(job, held):
-                    event = self._mark(self.join)
+                    event = self._mark(self.behind)
                     transfer.events[position] = event
                     queued.append((position, event))
                     failed = position + 1

@@ -38,6 +38,10 @@ class Device(Protocol):
         """`int32[shape]` on the device."""
         ...
 
+    def zeros(self, *shape: int) -> torch.Tensor:
+        """`int32[shape]` on the device, all 0 before anything else that is queued."""
+        ...
+
     def order_events(self, count: int) -> np.ndarray:
         """Handles of events that only order streams, `uint64[count]`; `module.free_events` frees them."""
         ...
@@ -75,6 +79,9 @@ class TorchDevice:
 
     def ids(self, *shape: int) -> torch.Tensor:
         return self._settled(torch.empty(shape, dtype=torch.int32, device=self.device))
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        return self._settled(torch.zeros(shape, dtype=torch.int32, device=self.device))
 
     def order_events(self, count: int) -> np.ndarray:
         events = np.zeros(count, dtype=np.uint64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from gdr_swapin.arena import HostArena
 from gdr_swapin.cuda.device import Device
@@ -19,6 +20,8 @@ class MixedEngine(StageEngine):
     name = "mixed"
 
     def __init__(self, arena: HostArena, pools: PagedPools, options: Options, device: Device) -> None:
+        if options.order == "lead":
+            options = replace(options, order="block")
         super().__init__(arena, pools, options, device)
         self._address = int(self.module.device_address(at=self.source.base))
         self._at_rest = self.layer_table(pools.layout.offsets)
@@ -31,11 +34,11 @@ class MixedEngine(StageEngine):
         self._side.wait_event(self._mark(self.join))  # behind the ids' upload
         staged = len(job.slots) - round(len(job.slots) * self.options.gather_share)
         rest = ids.behind(staged)
-        for span in self._spans:
+        for span in self._parts.spans:
             for position in range(span.first, span.end):
                 table = self._at_rest[position : position + 1]
                 count = len(job.slots) - staged
                 launch_gather(self, self._address, rest, count, table, self._side)
-            self._move(job.slots[:staged], ids.blocks, span)
+            self._move(job.slots[:staged], ids.blocks, span, self._parts)
             self.join.wait_event(self._mark(self._side))
             yield from range(span.first, span.end)

@@ -1,8 +1,13 @@
-"""Copy engines into a staging area, from where a short kernel deals each layer's bytes to the pools."""
+"""Copy engines into a staging area, from where a short kernel deals each layer's bytes to the pools.
+
+With the order "lead" a gather kernel brings the first layer ahead of the copies: slices of one layer are too small for
+the copy engines' rate, and whole blocks would bring the first layer with the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +15,7 @@ from gdr_swapin.arena import HostArena
 from gdr_swapin.cuda.base import CudaEngine
 from gdr_swapin.cuda.descriptors import Descriptors
 from gdr_swapin.cuda.device import Device
+from gdr_swapin.cuda.gathering import launch_gather
 from gdr_swapin.cuda.ring import StagingRing
 from gdr_swapin.engine import Job
 from gdr_swapin.options import Options
@@ -18,26 +24,34 @@ from gdr_swapin.pools import PagedPools
 from kernel_core import check
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What of a block travels together, and where each layer starts in its part: a `layer_table`."""
+
+    spans: list[Span]
+    table: np.ndarray
+
+
 class StageEngine(CudaEngine):
     """One call of the compiled module queues a span of all blocks: copies, events and kernels."""
 
     name = "stage"
 
     def __init__(self, arena: HostArena, pools: PagedPools, options: Options, device: Device) -> None:
-        layout = pools.layout
-        self._spans = spans_of(layout, options.order)
+        lead = options.order == "lead" and len(pools.layout.layers) > 1
+        spans = spans_of(pools.layout, "block" if options.order == "lead" else options.order)
         part_bytes = options.staging_bytes // options.staging_parts // 16 * 16
-        largest = max(span.size for span in self._spans)
+        largest = max(span.size for span in spans)
         check.require(part_bytes >= largest, "staging_bytes", options.staging_bytes,
                       f"at least {options.staging_parts} parts of {largest + 15} bytes")  # fmt: skip
         super().__init__(arena, pools, options, device)
         self._ring = StagingRing(device, part_bytes, options.staging_parts)
         self._descriptors = Descriptors(device, options.most_in_flight, pools.num_blocks)
-        within = [0] * len(layout.layers)
-        for span in self._spans:
-            for position in range(span.first, span.end):
-                within[position] = layout.offsets[position] - span.offset
-        self._table = self.layer_table(within)
+        self._parts = self._parted(spans)
+        self._led = None
+        if lead:
+            self._led = self._parted(spans_of(pools.layout, "first"))
+            self._address = int(self.module.device_address(at=self.source.base))
         self._turns = np.array([stream.cuda_stream for stream in self.streams], dtype=np.uint64)
         self._fixed = {
             "source": self.source.base,
@@ -60,13 +74,21 @@ class StageEngine(CudaEngine):
     @staticmethod
     def own_streams(options: Options) -> int:
         """Two for whole blocks; smaller pieces on several streams are slower than on one."""
-        return 2 if options.order == "block" else 1
+        return 2 if options.order in ("block", "lead") else 1
 
     def queue(self, job: Job, held: list[Callable[[], None]]) -> Iterator[int]:
         ids = self._descriptors.acquire(job.slots, job.blocks, self.join)
         held.append(lambda: self._descriptors.release(ids.slot))
-        for span in self._spans:
-            self._move(job.slots, ids.blocks, span)
+        parts = self._parts
+        rest = parts.spans
+        if self._led is not None and len(job.slots) >= self.options.lead_from:
+            parts = self._led
+            rest = parts.spans[1:]
+            # The first layer starts its block at rest, so its row is the same there. Copies fill the ring meanwhile.
+            launch_gather(self, self._address, ids, len(job.slots), parts.table[:1], self.join)
+            yield 0
+        for span in rest:
+            self._move(job.slots, ids.blocks, span, parts)
             yield from range(span.first, span.end)
 
     def recover(self) -> None:
@@ -76,7 +98,12 @@ class StageEngine(CudaEngine):
         super().close()
         self._ring.close()
 
-    def _move(self, slots: np.ndarray, ids: int, span: Span) -> None:
+    def _parted(self, spans: list[Span]) -> _Parts:
+        layout = self.pools.layout
+        within = [layout.offsets[p] - span.offset for span in spans for p in range(span.first, span.end)]
+        return _Parts(spans, self.layer_table(within))
+
+    def _move(self, slots: np.ndarray, ids: int, span: Span, parts: _Parts) -> None:
         """A span of every block through the ring."""
         rounds = self.module.stage(
             **self._fixed,
@@ -86,7 +113,7 @@ class StageEngine(CudaEngine):
             offset=span.offset,
             size=span.size,
             ids=ids,
-            layers=self._table[span.first :].ctypes.data,
+            layers=parts.table[span.first :].ctypes.data,
             layer_count=span.end - span.first,
         )
         self._ring.advance(rounds)
