@@ -142,7 +142,8 @@ class Sampler:
         if masks is not None and masks.places:
             at = self.there(torch.tensor([row * places + place for row, place in masks.places], dtype=torch.int64))
             self._apply(logits, masks, rows.row_of.view(-1)[at].long())
-        temperature, top_p, top_k, seeds, coupled = settings or self.settings(sequences)
+        temperature, given, top_k, seeds, coupled = settings or self.settings(sequences)
+        top_p = None if _draws_from_all(sequences) else given  # known here without reading the device, faster there
         records, draft_logits, slots = (None, None, None) if drafted is None else drafted
         result = dspark_kernels.verify(
             logits, draft_logits, records, rows.cu_rows, rows.positions, temperature, top_p, top_k, seeds,
@@ -186,6 +187,12 @@ class Sampler:
 
     def _alternatives(self, logits: torch.Tensor, wanted: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         return dspark_kernels.top_logprobs(logits, min(max(width for _, width in wanted), logits.shape[1]))
+
+
+def _draws_from_all(sequences: list[Sequence]) -> bool:
+    """Whether nobody filters tokens, and somebody draws (greedy rows are faster in launches of their own)."""
+    plain = all(s.params.top_p >= 1 and not s.params.top_k for s in sequences)
+    return plain and any(s.params.temperature > 0 for s in sequences)
 
 
 def _wanted(sequences: Items[Sequence]) -> list[tuple[int, int]]:

@@ -65,7 +65,7 @@ def verify(
         cu_rows: int32 [R + 1], rows of each request: its drafts and one more, or none for padding.
         positions: int64 [N] of the inputs.
         temperature, top_p, top_k, seeds: as in `sample`, [R]; top_p None is 1 for all. Where both filters are None a
-            GPU decides rows as it reads them, which is faster from some 256 rows on.
+            GPU decides rows as it reads them, from 256 rows on: faster unless most rows are greedy.
         slots: int32 [R], the request's row in the records; None for 0, 1, ..
         coupled: bool [R].
         out: room from `new_verified`.

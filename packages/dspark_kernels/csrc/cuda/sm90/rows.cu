@@ -18,8 +18,15 @@ constexpr int kFlowBlocks = 4, kFlowRows = 256;
 __device__ __forceinline__ void start_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_last_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// Blocks of threads on a multiprocessor; with three, SM100's compiler spills a register.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBiasBlocks = 2;
+#else
+constexpr int kBiasBlocks = 3;
+#endif
+
 template <bool Bias>
-__global__ void __launch_bounds__(32 * kStatsWarps, Bias ? 3 : 4) measure_kernel(Rows a, int parts) {
+__global__ void __launch_bounds__(32 * kStatsWarps, Bias ? kBiasBlocks : 4) measure_kernel(Rows a, int parts) {
   start_next_launch();
   const int64_t request = blockIdx.x / parts;
   const int block = static_cast<int>(blockIdx.x % parts) * kStatsWarps + static_cast<int>(threadIdx.x / 32);
