@@ -317,18 +317,35 @@ def spec_command(
     curve: Annotated[
         Path | None, typer.Option(help="also weigh drafts by this cost curve: figures of `fathom bench rank`")
     ] = None,
+    rank: Annotated[
+        bool, typer.Option("--rank", help="run v41-flash-rank with the model's recorded acceptance instead")
+    ] = False,
+    small: Annotated[bool, typer.Option("--small", help="try --rank with v41-nano")] = False,
+    trials: Annotated[
+        Path | None, typer.Option(help="recorded acceptance: read if the file is there, else written")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="timed steps of a run, on a GPU and with --rank", min=2)] = 16,
     out: Annotated[Path | None, typer.Option(help="JSON file of the figures")] = None,
     page: Annotated[Path | None, typer.Option(help="write tables here and a picture beside them")] = None,
     shown: Annotated[Path | None, typer.Option("--from", help="measure nothing, take the figures of this file")] = None,
 ) -> None:
     """Throughput, verified and accepted length by concurrency: without drafts, with five, with as many as pay.
 
-    With --curve the same from the model's acceptance and another machine's step times.
+    With --curve the same from the model's acceptance and another machine's step times; with --rank from steps of
+    production shapes, whose curve is measured first.
     """
     from bench.spec import command
 
     try:
-        command.run(console, model, _checked(device), _numbers(sequences), tokens, temperature, curve, out, page, shown)
+        counts = _numbers(sequences)
+        if rank and not counts:
+            raise ValueError("sequences: got none, allowed is at least one with --rank")
+        if rank and _checked(device) == "cpu" and not small:
+            raise ValueError("device: got 'cpu', allowed is 'cuda', or 'cpu' with --small")
+        wanted = command.Wanted(
+            model, _checked(device), counts, tokens, temperature, curve, trials, rank, small, steps
+        )  # fmt: skip
+        command.run(console, wanted, out, page, shown)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

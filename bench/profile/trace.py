@@ -94,10 +94,13 @@ def read(path: Path) -> Trace:
     found = Trace()
     device: list[tuple[float, float]] = []
     host: list[tuple[float, float]] = []
+    on_gpu: list[tuple[float, float]] = []
     for event in events:
         name = event.get("name", "")
         if event.get("cat") == "kernel":
             found.kernels[name] += 1
+        elif event.get("cat") == "gpu_user_annotation" and name[:2] in ("F ", "S "):
+            on_gpu.append((float(event["ts"]), float(event["ts"]) + float(event["dur"])))
         elif event.get("cat") == "user_annotation":
             span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
             if name in names:
@@ -107,5 +110,6 @@ def read(path: Path) -> Trace:
                 device.append(span)
             elif name.startswith(("plan", "launch", "read")):
                 host.append(span)
+    device = on_gpu or device  # beside a GPU the other ranges are those of starting the work
     found.overlapped = sum(any(a < d and c < b for c, d in device) for a, b in host)
     return found

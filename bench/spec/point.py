@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 POLICIES = ("none", "fixed 5", "variable")
+SOURCES = ("timed", "imposed", "replayed")
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,9 @@ class Point:
     """Decoding at one concurrency with one policy.
 
     `verified` and `accepted` are rows and tokens of a request's step, its own token included. `source` is "timed" for
-    steps of this machine, "replayed" for recorded acceptance under a cost curve.
+    steps of this machine, "replayed" for recorded acceptance under a cost curve, "imposed" for recorded acceptance
+    under steps that were run. The rest is of overlapped steps that were run, else 0: the device's and the host's part,
+    and shares of the time in which the device idled, at all and (`held`) before sampling, for the host.
     """
 
     source: str
@@ -26,6 +29,10 @@ class Point:
     verified: float
     accepted: float
     step_ms: float
+    device_ms: float = 0.0
+    host_ms: float = 0.0
+    bubble: float = 0.0
+    held: float = 0.0
 
 
 def save(path: Path, points: Sequence[Point], about: dict[str, Any]) -> None:

@@ -39,7 +39,8 @@ def replay(
 
     Each of `sequences` requests walks through the trials of one recorded request after the other, from a place of its
     own. `variable` chooses the total from confidences two steps old and splits it by current ones, as the engine does.
-    Drafting takes `draft_share` of a step of as many rows as there are requests.
+    Drafting takes what the curve says or, if it says nothing, `draft_share` of a step of as many rows as there are
+    requests.
     """
     by_request: dict[int, list[Trial]] = {}
     for trial in trials:
@@ -50,7 +51,7 @@ def replay(
     line = [t for group in by_request.values() for t in group]
     depth = max(len(t.confidence) for t in line)
     starts = [rng.randrange(len(line)) for _ in range(sequences)]
-    drafting = draft_share * curve.step(sequences)
+    drafting = curve.draft(sequences) if curve.draft_requests else draft_share * curve.step(sequences)
     return [_policy(policy, line, starts, curve, depth, drafting) for policy in POLICIES]
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.spec.point import POLICIES, Point
+from bench.spec.point import POLICIES, SOURCES, Point
 
 PUBLISHED = {16: -1.5, 60: 5.4, 72: 6.7, 96: 11.0}
 """Gain of variable over fixed lengths in per cent, by sequences a rank, as the model's makers give it."""
@@ -30,7 +30,7 @@ def table(points: Sequence[Point], source: str) -> list[str]:
         compared = published = ""
         if p.policy == "variable":
             compared = f"{gain(points, source, p.sequences):+.1f} %"
-            if source == "replayed" and p.sequences in PUBLISHED:
+            if source != "timed" and p.sequences in PUBLISHED:
                 published = f"{PUBLISHED[p.sequences]:+.1f} %"
         lines.append(
             f"| {p.sequences} | {p.policy} | {p.tokens_per_second:,.0f} | {p.verified:.2f} | {p.accepted:.2f} | "
@@ -54,34 +54,64 @@ def page(points: Sequence[Point], about: dict[str, Any], picture: str) -> str:
     if any(p.source == "timed" for p in points):
         load = f"Load of the machine at the end: {about['load']} programs a core."
         lines += [f"## Timed on {about['device']}", "", load, "", *table(points, "timed"), ""]
+        if any(p.device_ms for p in points if p.source == "timed"):
+            lines += [*overlap_table(points, "timed"), ""]
+    if any(p.source == "imposed" for p in points):
+        lines += [
+            f"## Run: {about['rank']} on {about['device']}", "",
+            "Random weights: every step is planned, computed, verified, drafted for and read as in serving; then as",
+            "many drafts stand as in the recording.", "",
+            *table(points, "imposed"), "", *shape(points, "imposed"), "", *overlap_table(points, "imposed"), "",
+        ]  # fmt: skip
     if any(p.source == "replayed" for p in points):
+        measured = bool((about.get("rank_curve") or {}).get("draft_requests"))
+        drafting = (
+            "drafting as long as was measured."
+            if measured
+            else f"drafting takes {about['draft_share'] * 100:.0f} % of a step without drafts (three of forty layers)."
+        )
         lines += [
             f"## Replayed under the step times of {about['curve']}", "",
-            "Confidences and acceptance as recorded, steps as long as that curve says; drafting takes",
-            f"{about['draft_share'] * 100:.0f} % of a step without drafts (three stages of forty layers).", "",
-            *table(points, "replayed"), "", *shape(points), "",
+            "Confidences and acceptance as recorded, steps as long as that curve says;", drafting, "",
+            *table(points, "replayed"), "", *shape(points, "replayed"), "",
         ]  # fmt: skip
     return "\n".join([*lines, f"![throughput and lengths by concurrency]({picture})", ""])
 
 
-def shape(points: Sequence[Point]) -> list[str]:
-    """How the replayed gains compare with the published ones, and what makes the difference."""
-    counts = sorted({p.sequences for p in points if p.source == "replayed"})
-    found = {(p.policy, p.sequences): p for p in points if p.source == "replayed"}
-    ours = [gain(points, "replayed", n) for n in counts]
+def overlap_table(points: Sequence[Point], source: str) -> list[str]:
+    """Markdown rows: what host and device do in an overlapped step."""
+    lines = [
+        "Overlapped steps. *Held* is the part of the idle time in which the device waits with sampling until the host",
+        "has taken the tokens before: all that taking them one step later could gain.", "",
+        "| sequences | policy | device | host | device idle | held |", "|---:|---|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    return lines + [
+        f"| {p.sequences} | {p.policy} | {p.device_ms:.2f} ms | {p.host_ms:.2f} ms | {p.bubble * 100:.2f} % | "
+        f"{p.held * 100:.2f} % |"
+        for p in points
+        if p.source == source and p.device_ms > 0
+    ]
+
+
+def shape(points: Sequence[Point], source: str) -> list[str]:
+    """How the gains of one source compare with the published ones, and what makes the difference."""
+    counts = sorted({p.sequences for p in points if p.source == source})
+    found = {(p.policy, p.sequences): p for p in points if p.source == source}
+    ours = [gain(points, source, n) for n in counts]
     rising = sum(b > a for a, b in pairwise(ours))
     first, last = found["variable", counts[0]], found["variable", counts[-1]]
     none, fixed = found["none", counts[-1]], found["fixed 5", counts[-1]]
+    growth = "growing with concurrency in both" if ours[-1] > ours[0] else "growing with concurrency there only"
     return [
         f"Variable against fixed goes from {ours[0]:+.1f} % at {counts[0]} to {ours[-1]:+.1f} % at {counts[-1]}",
         f"sequences and rises in {rising} of {len(ours) - 1} intervals; published is {PUBLISHED[16]:+.1f} % at 16 to",
-        f"{PUBLISHED[96]:+.1f} % at 96: growing with concurrency in both, but not by as much there. Verified lengths",
+        f"{PUBLISHED[96]:+.1f} % at 96: {growth}. Verified lengths",
         f"go from {first.verified:.2f} to {last.verified:.2f} rows (published: 4.4 to 3.2), and variable lengths keep",
         f"{last.accepted / fixed.accepted * 100:.0f} % of the accepted tokens of fixed ones at the most sequences",
         "(published: 3.20 of 3.29, 97 %). Two things make the difference:",
         f"this drafter's drafts stand less often ({fixed.accepted:.2f} tokens a step with all of them verified,",
-        "against 3.29), and rows cost more here: at the most sequences a step with every draft takes",
-        f"{fixed.step_ms / none.step_ms:.1f} times as long as one without. Both make unlikely drafts worse to verify.",
+        "against 3.29), and what rows cost: at the most sequences a step with every draft takes",
+        f"{fixed.step_ms / none.step_ms:.1f} times as long as one without. Both decide what a draft is worth.",
     ]
 
 
@@ -92,7 +122,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    sources = [s for s in ("timed", "replayed") if any(p.source == s for p in points)]
+    sources = [s for s in SOURCES if any(p.source == s for p in points)]
     figure, axes = pyplot.subplots(len(sources), 3, figsize=(12, 3.6 * len(sources)), squeeze=False)
     wanted = (("tokens_per_second", "tokens/s"), ("verified", "verified rows"), ("accepted", "accepted tokens"))
     for row, source in zip(axes, sources, strict=True):

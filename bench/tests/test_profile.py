@@ -23,6 +23,22 @@ def test_a_trace_shows_steps_ops_and_overlap(tmp_path, capsys):
     assert "host parts that overlap device work" in capsys.readouterr().out
 
 
+def test_on_a_gpu_its_own_spans_count(tmp_path):
+    def span(category, name, start, length):
+        return {"cat": category, "name": name, "ts": start, "dur": length}
+
+    events = [
+        span("user_annotation", "launch F 2", 10, 5), span("user_annotation", "F 2", 11, 3),
+        span("user_annotation", "plan", 100, 5), span("gpu_user_annotation", "F 2", 90, 20),
+        span("kernel", "some_kernel", 91, 4),
+    ]  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = read(path)
+    assert found.steps == ["F 2"] and found.kernels["some_kernel"] == 1
+    assert found.overlapped == 1, "the plan runs beside the device, starting the pass does not"
+
+
 def test_ranges_leave_the_ops_as_they_were():
     before = mla_fp4.norm_rope
     assert named("x") is named("y")

@@ -73,6 +73,15 @@ def test_generate_is_repeatable_and_prints_its_speed(nano):
     assert second.stderr == ""
 
 
+def test_generate_over_several_ranks(nano):
+    args = ("generate", "def f(", "--model", str(nano), "--max-tokens", "12", "--seed", "5")
+    alone, spread = fathom(*args), fathom(*args, "--ep", "2", "--stats")
+    assert spread.returncode == 0, spread.stderr
+    assert spread.stdout == alone.stdout != "" and "2 ranks" in spread.stderr
+    refused = fathom(*args, "--ep", "2", "--device", "cuda")
+    assert refused.returncode == 2 and "device" in refused.stderr
+
+
 def test_generate_within_a_schema_file_and_from_standard_input(nano, tmp_path):
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False

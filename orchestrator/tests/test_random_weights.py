@@ -5,6 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from orchestrator.engine.config import EngineConfig
+from orchestrator.engine.engine import Engine
+from orchestrator.engine.request import SamplingParams
 from orchestrator.model.batch import Chunk, StepBatch
 from orchestrator.model.cache import CachePools
 from orchestrator.model.init import init_checkpoint
@@ -26,8 +29,9 @@ def described(value):
     return None
 
 
-def test_shapes_are_those_of_a_checkpoint(tmp_path):
-    config = v41_nano(stages=0)
+@pytest.mark.parametrize("stages", [0, 2])
+def test_shapes_are_those_of_a_checkpoint(tmp_path, stages):
+    config = v41_nano(stages=stages)
     init_checkpoint(config, tmp_path)
     assert described(random_weights(config, device=CPU)) == described(load_weights(tmp_path))
 
@@ -45,11 +49,23 @@ def test_a_model_runs_and_repeats():
 
 
 def test_refuses_what_it_does_not_make():
-    with pytest.raises(ValueError, match="draft stages"):
-        random_model(v41_nano(), device=CPU)
+    with pytest.raises(ValueError, match="vision tower"):
+        random_model(v41_nano(vision=True), device=CPU)
 
 
 def test_a_rank_is_a_sixty_fourth_of_the_experts():
     rank = v41_flash_rank()
     assert rank.n_routed_experts == rank.num_experts_per_tok == 384 // 64
     assert (rank.hidden_size, rank.num_hidden_layers, rank.global_bytes_per_token) == (5120, 40, 890)
+    assert (rank.num_nextn_predict_layers, rank.draft_length, rank.dspark_num_experts_per_tok) == (3, 5, 3)
+    assert rank.dspark_n_routed_experts == 3
+
+
+def test_draft_stages_of_random_weights_draft():
+    model = random_model(v41_nano(), device=CPU)
+    engine = Engine(model, None, EngineConfig(max_num_seqs=2, num_blocks=8, speculation=5))
+    for name in ("a", "b"):
+        engine.add(name, [5, 7, 9], SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    assert engine.stats.drafts > 0 and engine.stats.output_tokens == 24

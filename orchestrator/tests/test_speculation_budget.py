@@ -114,7 +114,7 @@ def test_a_kept_curve_is_valid_for_a_while(tmp_path):
     good = path.read_text()
     damaged = json.loads(good)
     damaged["curve"]["seconds"] = [1.0]
-    for text in ("", "{}", "[]", good.replace('"version": 1', '"version": 0'), json.dumps(damaged)):
+    for text in ("", "{}", "[]", good.replace('"version": 2', '"version": 0'), json.dumps(damaged)):
         path.write_text(text)
         assert curve_cache.load(path) is None, text
     with pytest.raises(ValueError, match="curve: got"):
@@ -122,5 +122,6 @@ def test_a_kept_curve_is_valid_for_a_while(tmp_path):
 
 
 def test_profiled_sizes_and_noise():
-    assert sizes(96) == [1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 96] and sizes(1) == [1] and sizes(6) == [1, 2, 3, 4, 6]
+    assert sizes(96) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96] and sizes(1) == [1]
+    assert sizes(6) == [1, 2, 3, 4, 6] and sizes(6 * 64)[-2:] == [256, 384]
     assert _rising([1.0, 3.0, 2.0, 4.0]) == (1.0, 2.5, 2.5, 4.0)

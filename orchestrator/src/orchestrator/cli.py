@@ -78,6 +78,7 @@ def generate(
     reproducible: Reproducible = True,
     speculation: Speculation = "scheduled",
     threads: Threads = None,
+    ep: Annotated[int, typer.Option(min=1, help="processes that share the experts (on a CPU)")] = 1,
     stats: Annotated[bool, typer.Option("--stats", help="print speed to standard error")] = False,
 ) -> None:
     """Continue a text; it is printed as it comes."""
@@ -115,6 +116,9 @@ def serve(
     prefix_cache: PrefixCache = None,
     cache_folder: Annotated[Path | None, typer.Option(help="keep cache blocks there, beyond the server's life")] = None,
     cache_gb: Annotated[float, typer.Option(min=0.1, help="size of that folder at most, in GiB")] = 16.0,
+    cache_key_gb: Annotated[float | None, typer.Option(min=0.01, help="of it at most for each API key, in GiB")] = None,
+    window_listen: Annotated[str | None, typer.Option(help="HOST:PORT where other servers ask for windows")] = None,
+    window_peer: Annotated[list[str] | None, typer.Option(help="HOST:PORT of another server; may be repeated")] = None,
     threads: Threads = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:
@@ -123,7 +127,8 @@ def serve(
     from orchestrator.commands.serve import serve as run
 
     values = {name: value for name, value in locals().items() if name in ServeOptions.__dataclass_fields__}
-    raise typer.Exit(run(ServeOptions(**{**values, "alias": tuple(alias or ())})))
+    several = {"alias": tuple(alias or ()), "window_peer": tuple(window_peer or ())}
+    raise typer.Exit(run(ServeOptions(**(values | several))))
 
 
 @app.command()

@@ -74,8 +74,12 @@ def test_blocks_are_conserved_and_parents_outlive_children(seed: int) -> None:
                 running.append(hit + new)
         elif what < 0.7 and running:
             pool.release(running.pop(rng.randrange(len(running))))
-        elif what < 0.85:
+        elif what < 0.8:
             pool.launched()
+        elif what < 0.85:
+            cached = pool.counts["cached"]
+            most = rng.randrange(8)
+            assert pool.trim(most) == max(0, cached - most) and pool.counts["cached"] == min(cached, most)
         else:
             pool.completed(rng.randint(pool._done, pool._step))
         assert total(pool) == 23

@@ -22,11 +22,11 @@ def test_a_block_survives_the_way_out_and_back(quantised: bool) -> None:
     for pool in source.pools.values():
         for rows in (pool.main, pool.index):
             rows.view(torch.uint8).random_(0, 256, generator=generator)
-    payload = layout.gather(source, 2)
+    (payload,) = layout.gather(source, [2])
     assert len(payload) == layout.block_bytes
-    layout.scatter(target, 3, payload)
-    assert layout.gather(target, 3) == payload
-    assert layout.gather(target, 2) == bytes(layout.block_bytes)
+    layout.scatter(target, [3], [payload])
+    assert layout.gather(target, [3]) == [payload]
+    assert layout.gather(target, [2]) == [bytes(layout.block_bytes)] and layout.gather(target, []) == []
     for layer, pool in source.pools.items():
         assert torch.equal(pool.main[2].view(torch.uint8), target.pools[layer].main[3].view(torch.uint8))
         assert torch.equal(pool.index[2].view(torch.uint8), target.pools[layer].index[3].view(torch.uint8))
@@ -41,7 +41,11 @@ def test_other_layouts_have_other_tags() -> None:
 def test_padding_and_short_payloads_are_refused() -> None:
     config = v41_nano(stages=0)
     layout, pools = BlockLayout.of(config), CachePools(config, 4, 2)
-    with pytest.raises(ValueError, match=r"block: got 0, allowed are 1 to 3"):
-        layout.scatter(pools, 0, bytes(layout.block_bytes))
-    with pytest.raises(ValueError, match="payload: got 1 bytes"):
-        layout.scatter(pools, 1, b"x")
+    with pytest.raises(ValueError, match=r"blocks: got 0, allowed are 1 to 3"):
+        layout.scatter(pools, [0], [bytes(layout.block_bytes)])
+    with pytest.raises(ValueError, match="payloads: got 1 bytes"):
+        layout.scatter(pools, [1], [b"x"])
+    for blocks in ([1, 1], [1]):
+        with pytest.raises(ValueError, match=r"blocks: got .*, allowed are 2 different ones"):
+            layout.scatter(pools, blocks, [bytes(layout.block_bytes)] * 2)
+    assert not any(pool.main.any() for pool in pools.pools.values())

@@ -32,7 +32,7 @@ def test_what_one_engine_stores_another_reads_byte_for_byte(tmp_path: Path) -> N
         pool, cold = BlockPool(8), writer.match(tokens.numpy())
         assert cold.blocks == 0
         ids = pool.take(3)
-        handle = writer.insert(cold.chain, 0, [layout.gather(source, block) for block in ids])
+        handle = writer.insert(cold.chain, 0, layout.gather(source, ids))
         assert handle.wait(20) and handle.puts == [Put.STORED] * 3
 
         hot = reader.match(tokens.tolist())
@@ -43,7 +43,7 @@ def test_what_one_engine_stores_another_reads_byte_for_byte(tmp_path: Path) -> N
         for number, block in enumerate(new):
             payload = fetch.payload(number)
             assert payload is not None
-            layout.scatter(target, block, payload)
+            layout.scatter(target, [block], [payload])
         assert fetch.intact() == 3
         reader.use(hot, 3)
         fetch.release()

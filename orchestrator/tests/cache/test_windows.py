@@ -1,4 +1,9 @@
+import contextlib
 import random
+import socket
+import struct
+import threading
+import time
 
 import pytest
 
@@ -57,16 +62,16 @@ def test_the_least_recently_used_go_first_and_the_bytes_are_bounded() -> None:
 
 def test_peers_are_asked_in_order_and_wrong_bytes_are_passed_over() -> None:
     class Broken:
-        def pull(self, key: WindowKey) -> bytes | None:
+        def first(self, keys):
             raise OSError("gone")
 
     class Liar:
         def __init__(self, change) -> None:
             self.change = change
 
-        def pull(self, key: WindowKey) -> bytes | None:
-            sealed = has.sealed(key)
-            return self.change(bytearray(sealed)) if sealed is not None else None
+        def first(self, keys):
+            found = has.first(keys)
+            return (found[0], self.change(bytearray(found[1]))) if found is not None else None
 
     def flipped(data: bytearray) -> bytes:
         data[900] ^= 1
@@ -78,17 +83,40 @@ def test_peers_are_asked_in_order_and_wrong_bytes_are_passed_over() -> None:
     other.put(WindowKey(key(1).chain, 384), b"of another boundary")
 
     class Mixed:
-        def pull(self, asked: WindowKey) -> bytes | None:
-            return other.sealed(WindowKey(asked.chain, 384))
+        def first(self, keys):
+            sealed = other.sealed(WindowKey(keys[0].chain, 384))
+            return None if sealed is None else (keys[0], sealed)
 
-    here = WindowStore(LAYOUT, 1 << 20, peers=[Broken(), Liar(flipped), Mixed(), Liar(bytes)])
+    class Unasked:
+        def first(self, keys):
+            return key(1, 512), has.sealed(key(1))
+
+    here = WindowStore(LAYOUT, 1 << 20, peers=[Broken(), Liar(flipped), Mixed(), Unasked(), Liar(bytes)])
     assert here.get(key(1)) is None
-    assert here.pull(key(1)) == SNAPSHOT
+    assert here.pull([key(1)]) == key(1)
     assert here.get(key(1)) == SNAPSHOT
     assert here.counters["peer_errors"] == 1 and here.counters["wrong"] == 2 and here.counters["pulled"] == 1
-    assert here.pull(key(9)) is None
+    assert here.pull([key(9)]) is None
     strange = WindowStore(b"X" * 32, 1 << 20, peers=[Liar(bytes)])
-    assert strange.pull(key(1)) is None and strange.counters["wrong"] == 1
+    assert strange.pull([key(1)]) is None and strange.counters["wrong"] == 1
+
+
+def test_the_best_of_several_is_pulled_and_nothing_worse_than_what_is_here() -> None:
+    has, asked = WindowStore(LAYOUT, 1 << 20), []
+
+    class Noting:
+        def first(self, keys):
+            asked.append(list(keys))
+            return has.first(keys)
+
+    keys = [key(n, 128 * n) for n in (5, 4, 3, 2, 1)]
+    here = WindowStore(LAYOUT, 1 << 20, peers=[Noting()])
+    for number in (4, 2):
+        has.put(key(number, 128 * number), SNAPSHOT)
+    here.put(keys[2], SNAPSHOT)
+    assert here.pull(keys) == keys[1] and asked == [keys[:2]]
+    assert here.pull(keys[1:]) == keys[1] and here.pull(keys[2:]) == keys[2] and len(asked) == 1
+    assert here.pull([keys[0], keys[2]]) == keys[2] and asked[1:] == [keys[:1]]
 
 
 def test_over_tcp() -> None:
@@ -97,6 +125,41 @@ def test_over_tcp() -> None:
     has.put(key(1), big)
     server = WindowServer(has)
     here = WindowStore(LAYOUT, 1 << 24, peers=[TcpPeer(*server.address, timeout_s=10.0)])
-    assert here.pull(key(1)) == big and here.pull(key(2)) is None
+    assert here.pull([key(4), key(1)]) == key(1) and here.get(key(1)) == big and here.pull([key(2)]) is None
     server.close()
-    assert here.pull(key(3)) is None and here.counters["peer_errors"] == 1
+    assert here.pull([key(3)]) is None and here.counters["peer_errors"] == 1
+
+
+def test_a_slow_peer_costs_its_time_out_and_a_wrong_one_an_error() -> None:
+    """A peer that says nothing, that trickles, that answers nonsense; a server that is asked nonsense goes on."""
+
+    def serving(answer):
+        door = socket.create_server(("127.0.0.1", 0))
+
+        def run() -> None:
+            link, _ = door.accept()
+            with link, contextlib.suppress(OSError):
+                answer(link)
+
+        threading.Thread(target=run, daemon=True).start()
+        return TcpPeer(*door.getsockname(), timeout_s=0.2)
+
+    def trickle(link) -> None:
+        link.sendall(struct.pack("<iq", 0, 1000))
+        while True:
+            link.sendall(b"x")
+            time.sleep(0.01)
+
+    for answer in (lambda link: time.sleep(5), trickle, lambda link: link.sendall(struct.pack("<iq", 7, 3)),
+                   lambda link: link.sendall(struct.pack("<iq", 0, 1 << 40)), lambda link: None):  # fmt: skip
+        with pytest.raises(OSError):
+            serving(answer).first([key(1)])
+    has = WindowStore(LAYOUT, 1 << 20)
+    has.put(key(1), SNAPSHOT)
+    server = WindowServer(has)
+    for nonsense in (bytes(4), b"\xff" * 4, struct.pack("<I32sQ", 1, bytes(32), 5)):
+        with socket.create_connection(server.address) as link:
+            link.sendall(nonsense)
+            assert link.recv(1) == b""
+    assert TcpPeer(*server.address, timeout_s=10.0).first([key(1)])[0] == key(1)
+    server.close()

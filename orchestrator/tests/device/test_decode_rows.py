@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,7 +72,11 @@ def test_the_device_makes_the_batch_of_the_host(seed):
                   decoder_lower=one.decoder_lower, logits="all")
         )  # fmt: skip
     expected = StepBatch.build(chunks, RATIOS)
-    for got, wanted in zip(tensors_of(batch), tensors_of(expected), strict=True):
+    marked = batch.decoder.padding
+    assert marked is not None and marked.tolist() == [False] * batch.decoder.count
+    encoder, decoder = (replace(half, padding=None) for half in (batch.encoder, batch.decoder))
+    plain = replace(batch, encoder=encoder, decoder=decoder)
+    for got, wanted in zip(tensors_of(plain), tensors_of(expected), strict=True):
         assert got.equal(wanted) and got.dtype == wanted.dtype, (got, wanted)
 
 
@@ -82,6 +87,7 @@ def test_fixed_sizes_hold_the_same_rows_and_padding(seed):
     _, padded = device_batch(mine, [3, 0, 5, 2], 7, 4, False)
     rows, spare = 11, 4
     assert padded.tokens.tolist() == exact.tokens.tolist() + [0] * spare
+    assert padded.decoder.padding is not None and padded.decoder.padding.tolist() == [False] * rows + [True] * spare
     ends = padded.encoder.cu_seqlens.tolist()
     assert ends[:5] == exact.encoder.cu_seqlens.tolist() and ends[5:9] == [12, 13, 14, 15] and set(ends[9:]) == {15}
     assert padded.slots.tolist()[4:] == [0] * (len(ends) - 5)

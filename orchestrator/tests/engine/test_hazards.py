@@ -42,6 +42,9 @@ class Late:
                 with torch.inference_mode():
                     work()
 
+        def after(self, earlier) -> float:
+            return 0.0
+
     def launch(self, work, name="work"):
         self.pieces.append(self.Span(self, work))
         return self.pieces[-1]

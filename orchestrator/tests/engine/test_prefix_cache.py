@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from orchestrator.cache.chain import parents
-from orchestrator.cache.windows import WindowKey
 from orchestrator.engine.request import Finished, SamplingParams, TokenOutput
 from orchestrator.engine.scheduler import Step
 from orchestrator.evaluate.feed import Bounds, Feeder, Piece
@@ -219,20 +218,6 @@ def test_a_request_parked_in_its_replay_keeps_the_blocks_of_its_hit(kit, nano, m
         outcomes.append(kit.finish(engine)["r"][:2])
         assert len(engine.scheduler.blocks.match(engine.prefix.chain_of(prompt).keys)) == 4  # named anew
     assert outcomes[0] == outcomes[1] and len(outcomes[0][0]) > 0
-
-
-def test_no_snapshot_of_rows_that_the_ring_has_lost(kit, nano):
-    """Overlapped steps pass a boundary; the next step alone comes too late for it."""
-    engine, prompt = engine_of(kit, nano, "exact", mode="in order", speculation="off"), kit.prompt_of(100, 22)
-    engine.add("a", prompt, greedy(120))
-    while not engine.scheduler.running or len(engine.scheduler.running[0].tokens) < 170:
-        engine.step()
-    sequence = engine.scheduler.running[0]
-    engine.add("b", kit.prompt_of(50, 23), greedy(1))
-    kit.finish(engine)
-    known = engine.prefix.chain_of(sequence.tokens)
-    assert len(engine.scheduler.blocks.match(known.keys)) == 1
-    assert not engine.prefix.windows.has(WindowKey(known.keys[0], 128))
 
 
 def sound(engine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.engine import curve_cache
-from orchestrator.engine.cost_profile import profile
+from orchestrator.engine.cost_profile import profile, record_shapes
 from orchestrator.engine.request import SamplingParams
 from orchestrator.engine.step_inputs import sizes
 
@@ -37,6 +37,26 @@ def test_steps_from_graphs_are_measured_as_such(kit, nano):
     curve = profile(engine)
     assert curve.staircase and curve.rows == (1, 4, 12)
     assert set(graphs.seen) == {(1, 0), (1, 3), (2, 10)}
+
+
+def test_shapes_of_so_many_requests_are_recorded(kit, nano):
+    class Graphs:
+        def __init__(self):
+            self.requests, self.rows, self.failed, self.seen = [1, 2, 4], [1, 2, 4, 6, 12, 24], False, []
+
+        def run(self, inputs, total):
+            assert int(inputs.limits.sum()) == total == int(inputs.budget)
+            self.seen.append((len(inputs.slots), len(inputs.slots) + total))
+
+    engine = kit.engine_of(nano, max_num_seqs=4, num_blocks=12, mode="in order")
+    graphs = engine.pipeline.graphs = Graphs()
+    record_shapes(engine, 2)
+    assert graphs.seen == [(2, 2), (2, 4), (2, 6), (2, 12)]
+    graphs.seen.clear()
+    record_shapes(engine, 3)
+    assert graphs.seen == [(3, 4), (3, 6), (3, 12), (3, 18)], "the last size is larger than all its drafts"
+    with pytest.raises(ValueError, match="requests: got 5, allowed is 1 to 4"):
+        record_shapes(engine, 5)
 
 
 def test_a_curve_is_measured_once(kit, nano, tmp_path, monkeypatch):

@@ -7,13 +7,20 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
+from orchestrator.cache.client import CacheClient
+from orchestrator.cache.host.arena import HostArena
+from orchestrator.cache.layout import BlockLayout
+from orchestrator.cache.retention import DAY, RetentionPolicy
+from orchestrator.cache.store.embedded import EmbeddedStore
 from orchestrator.engine.async_engine import AsyncEngine
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.engine import Engine
+from orchestrator.engine.prefix_tier import PrefixTier
 from orchestrator.model.load import load_model
 from orchestrator.model.make import make_model
 from orchestrator.model.presets import v41_nano
 from orchestrator.server import ServerSettings, create_app
+from orchestrator.server.auth import caller_of
 from orchestrator.text.tokenizer import load_tokenizer
 
 TEXT = "Say it again, and then once more. " * 20
@@ -97,3 +104,63 @@ def test_keys_do_not_see_each_others_prompts(made):
         client.headers["x-api-key"] = key
         cached.append(chat(client, "Keys: " + TEXT)[1])
     assert cached[:2] == [0, 0] and min(cached[2:]) >= 256
+
+
+@pytest.fixture
+def kept(made, tmp_path):
+    """A store behind the engine's pool, with a budget for the first key; the engine has none before and afterwards."""
+    engine = made[0].engine
+    layout = BlockLayout.of(engine.model.config)
+    policy = RetentionPolicy(budgets={caller_of(KEYS[0]): 3 * (layout.block_bytes + 4096)})
+    store = EmbeddedStore(tmp_path / "store", layout.tag, 1 << 24, policy)
+    arena = HostArena.create(tmp_path / "arena", layout.tag, 64, layout.block_bytes)
+    engine.prefix.tier = PrefixTier(CacheClient.inline(store, arena, engine.prefix.scope))
+    yield store
+    engine.prefix.tier = None
+    store.close()
+
+
+def ask(client, key, text, kind=None):
+    """Cached tokens of one chat."""
+    headers = {"x-api-key": key} | ({"x-cache-class": kind} if kind else {})
+    body = {"model": "nano", "messages": [{"role": "user", "content": text}], "max_tokens": 2, "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def stays(entries):
+    """Days that entries stay from their last use on, to the minute."""
+    return {round((entry.expiry - entry.atime) / DAY, 2) for entry in entries}
+
+
+def test_class_and_tenant_of_a_request_reach_the_store(made, kept):
+    client, chains = client_of(made, api_keys=KEYS), []
+    for i, (key, kind, days) in enumerate([(KEYS[0], "agent", 3), (KEYS[1], "CHAT", 7), (KEYS[1], None, 7)]):
+        before = set(kept.index)
+        assert ask(client, key, f"Class {i}: " + TEXT, kind) == 0
+        chains.append(list(set(kept.index) - before))
+        assert len(chains[-1]) >= 2 and stays(chains[-1]) == {days}
+        assert {entry.tenant for entry in chains[-1]} == {caller_of(key)}
+    assert ask(client, KEYS[0], "Class 0: " + TEXT, "chat") >= 256
+    assert stays(chains[0]) == {3, 7}  # the path that a chat used stays as long as chats do
+    assert ask(client, KEYS[1], "Class 1: " + TEXT, "agent") >= 256
+    assert stays(chains[1]) == {7}  # an agent's use shortens nothing
+
+
+def test_tenants_share_nothing_in_the_store_and_keep_to_their_bytes(made, kept):
+    client, index = client_of(made, api_keys=KEYS), kept.index
+    assert [ask(client, key, "Tenants: " + TEXT * 2) for key in KEYS] == [0, 0]
+    names = [caller_of(key) for key in KEYS]
+    held = [{entry.key for entry in index if entry.tenant == name} for name in names]
+    assert len(held[0]) == len(held[1]) >= 4 and not held[0] & held[1]
+    kept.collect(max(entry.atime for entry in index))
+    budget = index.policy.budgets[names[0]]
+    assert budget // 2 < index.used_by[names[0]] <= budget
+    assert {entry.key for entry in index if entry.tenant == names[1]} == held[1]
+
+
+@pytest.mark.parametrize("given", ["days", "", "agent,chat"])
+def test_a_class_that_there_is_not(client, given):
+    answer = client.post("/v1/messages", json={"model": "nano"}, headers={"x-cache-class": given})
+    assert answer.status_code == 400 and "x-cache-class: got" in answer.text and "agent, chat" in answer.text

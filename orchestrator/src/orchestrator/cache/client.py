@@ -4,7 +4,7 @@
     plan = client.match(tokens)                          # hit length, nothing moved, nothing renewed
     fetch = client.fetch(plan, deadline_s=0.2, on_done=wake)   # starts at once
     ...                                                  # on_done: fetch.blocks have come, without a gap
-    for number in range(fetch.blocks): layout.scatter(pools, ids[number], fetch.payload(number))
+    layout.scatter(pools, ids, [fetch.payload(number) for number in range(fetch.blocks)])
     client.use(plan, fetch.blocks); fetch.release()
     new = plan.chain.extend(generated)                   # decode: keys of blocks that became full
     client.insert(plan.chain, first, payloads)           # published once durable

@@ -7,6 +7,7 @@ object has 113,920 bytes. The tag names the layout; whoever reads bytes refuses 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,28 +58,40 @@ class BlockLayout:
         lines = [f"{s.layer} {s.kind} {s.offset} {s.size}".encode() for s in self.sections]
         return hashlib.sha256(framed(b"fathom-block/1", str(BLOCK_TOKENS).encode(), *lines)).digest()
 
-    def gather(self, pools: CachePools, block: int) -> bytes:
-        """Copy one block out of the paged pools."""
-        parts = [_rows(pools, section, block).cpu().numpy().tobytes() for section in self.sections]
+    def gather(self, pools: CachePools, blocks: list[int]) -> list[bytes]:
+        """Copy blocks out of the paged pools, with one copy to the host for all of them.
+
+        On a GPU that is in the order of the current stream.
+        """
+        if not blocks:
+            return []
+        parts = [_rows(pools, section)[blocks].view(torch.uint8).reshape(len(blocks), -1) for section in self.sections]
         for section, part in zip(self.sections, parts, strict=True):
-            if len(part) != section.size:
-                raise ValueError(f"pools: layer {section.layer} has {len(part)} bytes of {section.kind} rows a block, "
-                                 f"allowed are {section.size}")  # fmt: skip
-        return b"".join(parts)
+            if part.shape[1] != section.size:
+                raise ValueError(f"pools: layer {section.layer} has {part.shape[1]} bytes of {section.kind} rows a "
+                                 f"block, allowed are {section.size}")  # fmt: skip
+        return [row.tobytes() for row in torch.cat(parts, dim=1).cpu().numpy()]
 
-    def scatter(self, pools: CachePools, block: int, payload: bytes | memoryview) -> None:
-        """Copy one block into the paged pools; the inverse of `gather`."""
-        if len(payload) != self.block_bytes:
-            raise ValueError(f"payload: got {len(payload)} bytes, allowed are {self.block_bytes}")
-        if not 0 < block < pools.num_blocks:
-            raise ValueError(f"block: got {block}, allowed are 1 to {pools.num_blocks - 1} (0 is padding)")
-        source = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    def scatter(self, pools: CachePools, blocks: list[int], payloads: Sequence[bytes | memoryview]) -> None:
+        """Copy blocks into the paged pools, in place and in the order of the current stream; inverse of `gather`."""
+        for payload in payloads:
+            if len(payload) != self.block_bytes:
+                raise ValueError(f"payloads: got {len(payload)} bytes, allowed are {self.block_bytes}")
+        for block in blocks:
+            if not 0 < block < pools.num_blocks:
+                raise ValueError(f"blocks: got {block}, allowed are 1 to {pools.num_blocks - 1} (0 is padding)")
+        if len(set(blocks)) != len(payloads) or len(blocks) != len(payloads):
+            raise ValueError(f"blocks: got {blocks}, allowed are {len(payloads)} different ones, one a payload")
+        if not blocks:
+            return
+        source = torch.frombuffer(bytearray(b"".join(payloads)), dtype=torch.uint8).view(len(blocks), -1)
         for section in self.sections:
-            rows = _rows(pools, section, block)
-            rows.copy_(source[section.offset : section.offset + section.size].to(rows.device))
+            rows = _rows(pools, section)
+            part = source[:, section.offset : section.offset + section.size].contiguous()
+            rows[blocks] = part.view(rows.dtype).view(len(blocks), *rows.shape[1:]).to(rows.device)
 
 
-def _rows(pools: CachePools, section: Section, block: int) -> torch.Tensor:
-    """The section's bytes in the pools, flat."""
+def _rows(pools: CachePools, section: Section) -> torch.Tensor:
+    """The section's rows of all blocks, [blocks, ...]."""
     pool = pools.pools[section.layer]
-    return (pool.index if section.kind == "index" else pool.main)[block].view(torch.uint8).reshape(-1)
+    return pool.index if section.kind == "index" else pool.main

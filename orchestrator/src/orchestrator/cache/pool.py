@@ -108,6 +108,18 @@ class BlockPool:
                 del self._cached[block]
                 self._free.append(block)
 
+    def trim(self, cached: int) -> int:
+        """Make cached blocks free, least recently used first, until at most `cached` are left. Returns how many.
+
+        Live and fenced blocks stay, and what is left keeps its parents: an end of a chain is always the older one.
+        """
+        given = max(0, len(self._cached) - max(0, cached))
+        for _ in range(given):
+            block, _ = self._cached.popitem(last=False)
+            del self._by_key[self._key_of.pop(block)]
+            self._free.append(block)
+        return given
+
     def release(self, ids: Sequence[int]) -> None:
         """Give a sequence's blocks up, in the order of the sequence: the last of them will be evicted first."""
         for block in ids:

@@ -32,8 +32,11 @@ class WindowKey:
 class Peer(Protocol):
     """Another node's snapshots."""
 
-    def pull(self, key: WindowKey) -> bytes | None:
-        """A sealed snapshot as `WindowStore.sealed` gives it, None where the peer has none. Raises OSError."""
+    def first(self, keys: Sequence[WindowKey]) -> tuple[WindowKey, bytes] | None:
+        """Of the first of `keys` that the peer has, the key and the sealed snapshot (see `WindowStore.sealed`).
+
+        None where it has none of them. Raises OSError.
+        """
 
 
 class WindowStore:
@@ -99,22 +102,34 @@ class WindowStore:
             self.counters["hits"] += 1
             return kept[1]
 
-    def pull(self, key: WindowKey) -> bytes | None:
-        """From here, else from the first peer that has it. A peer that fails or sends other bytes is passed over."""
-        found = self.get(key)
-        for peer in self.peers if found is None else ():
+    def first(self, keys: Sequence[WindowKey]) -> tuple[WindowKey, bytes] | None:
+        """What this node answers a peer: the first of `keys` that is here, sealed."""
+        key = next((key for key in keys if self.has(key)), None)
+        sealed = self.sealed(key) if key is not None else None
+        return None if key is None or sealed is None else (key, sealed)
+
+    def pull(self, keys: Sequence[WindowKey]) -> WindowKey | None:
+        """Have the first of `keys` that is to be had: here, else at the first peer that has one of them.
+
+        Returns its key; `get` gives the snapshot then. A peer that fails or sends other bytes is passed over.
+        """
+        here = next((key for key in keys if self.has(key)), None)
+        wanted = list(keys[: len(keys) if here is None else keys.index(here)])
+        for peer in self.peers if wanted else ():
             try:
-                sealed = peer.pull(key)
+                found = peer.first(wanted)
             except OSError:
                 self.counters["peer_errors"] += 1
                 continue
-            snapshot = self._opened(key, sealed) if sealed is not None else None
-            if snapshot is not None and sealed is not None:
-                self.counters["pulled"] += 1
-                with self._lock:
-                    self._keep(key, sealed[: HEADER_BYTES + len(snapshot)])
-                return snapshot
-        return found
+            if found is not None and found[0] in wanted:
+                key, sealed = found
+                snapshot = self._opened(key, sealed)
+                if snapshot is not None:
+                    self.counters["pulled"] += 1
+                    with self._lock:
+                        self._keep(key, sealed[: HEADER_BYTES + len(snapshot)])
+                    return key
+        return here
 
     def _opened(self, key: WindowKey, sealed: bytes) -> bytes | None:
         try:

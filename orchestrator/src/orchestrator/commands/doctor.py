@@ -15,7 +15,16 @@ from pathlib import Path
 
 from orchestrator.commands.paths import DEFAULT_MODEL, cache_folder, is_model, project_root
 
-KERNEL_PACKAGES = ("kernel_core", "mla_fp4", "swa_replay", "mega_moe", "mhc_engram", "dspark_kernels", "gdr_swapin")
+KERNEL_PACKAGES = (
+    "kernel_core",
+    "mla_fp4",
+    "swa_replay",
+    "mega_moe",
+    "mhc_engram",
+    "dspark_kernels",
+    "gdr_swapin",
+    "ep_comm",
+)
 LIBRARIES = ("torch", "numpy", "tokenizers", "deepseek-recipe", "llguidance", "fastapi", "uvicorn", "pydantic")
 
 

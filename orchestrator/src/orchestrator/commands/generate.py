@@ -39,6 +39,7 @@ class GenerateOptions:
     threads: int | None = None
     stats: bool = False
     speculation: str = "scheduled"
+    ep: int = 1
 
 
 def generate(options: GenerateOptions) -> int:
@@ -54,6 +55,10 @@ def generate(options: GenerateOptions) -> int:
     from orchestrator.text.sampling import sampling_defaults
 
     params = _params(options, sampling_defaults(folder))
+    if options.ep > 1:
+        from orchestrator.commands.expert_parallel import generate_parallel
+
+        return generate_parallel(options, folder, prompt, params, speculation)
     from orchestrator.engine.curve_cache import use_curve
     from orchestrator.engine.llm import LLM
     from orchestrator.engine.request import Finished, Ready, TokenOutput

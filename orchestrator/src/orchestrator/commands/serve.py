@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
 from orchestrator.commands.paths import cache_folder, find_model
-from orchestrator.commands.prefix import prefix_mode_of, stored_prefixes
+from orchestrator.commands.prefix import address_of, prefix_mode_of, shared_windows, stored_prefixes
 from orchestrator.commands.speculation import speculation_of
 from orchestrator.commands.threads import use_threads
 
@@ -41,6 +41,9 @@ class ServeOptions:
     prefix_cache: str | None = None
     cache_folder: Path | None = None
     cache_gb: float = 16.0
+    cache_key_gb: float | None = None
+    window_listen: str | None = None
+    window_peer: tuple[str, ...] = ()
     threads: int | None = None
     log_level: str = "info"
 
@@ -55,6 +58,9 @@ def serve(options: ServeOptions) -> int:
     if stored and prefix_cache == "off":
         raise UsageError("--cache-folder: got a folder and --prefix-cache off, allowed is one of them")
     keys = read_keys(options.api_key_file)
+    if options.cache_key_gb is not None and not (stored and keys):
+        raise UsageError("--cache-key-gb: got a budget, allowed only with --cache-folder and API keys")
+    _check_windows(options, prefix_cache)
     settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     from orchestrator.server.run import make_server, open_socket
 
@@ -99,7 +105,10 @@ def serve(options: ServeOptions) -> int:
         settings = _settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
         gc.collect()
         gc.freeze()  # the model lives as long as the process: no collection needs to walk it between steps
-        with stored_prefixes(engine, options.cache_folder, options.cache_gb, folder):
+        with (
+            stored_prefixes(engine, options.cache_folder, options.cache_gb, folder, _budgets(options, keys)),
+            shared_windows(engine, options.window_listen, options.window_peer, folder),
+        ):
             running = AsyncEngine(engine)
             try:
                 app = create_app(running, tokenizer, settings, grammars=engine.grammars)
@@ -110,6 +119,16 @@ def serve(options: ServeOptions) -> int:
             finally:
                 running.close()
     return 0
+
+
+def _check_windows(options: ServeOptions, prefix_cache: str) -> None:
+    """Refuse addresses that are none before the model is loaded."""
+    for option, texts in (("--window-listen", (options.window_listen,)), ("--window-peer", options.window_peer)):
+        for text in texts:
+            if text is not None:
+                address_of(option, text)
+                if prefix_cache == "off":
+                    raise UsageError(f"{option}: got {text!r} and no prefix cache, allowed is one of them")
 
 
 def read_keys(file: Path | None) -> tuple[str, ...]:
@@ -128,6 +147,13 @@ def read_keys(file: Path | None) -> tuple[str, ...]:
             raise UsageError(f"--api-key-file: {file} holds no key; write one a line")
         keys += found
     return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def _budgets(options: ServeOptions, keys: tuple[str, ...]) -> dict[str, float]:
+    """GiB of the cache folder that each API key's blocks may take, by the name that salts its blocks."""
+    from orchestrator.server.auth import caller_of
+
+    return {} if options.cache_key_gb is None else {caller_of(key): options.cache_key_gb for key in keys}
 
 
 def _settings(options: ServeOptions, *, name: str, max_context: int, thinking: bool, keys: tuple[str, ...]):  # type: ignore[no-untyped-def]

@@ -31,6 +31,8 @@ class EngineConfig:
         windows are there too: tokens as without a cache) or "canonical" (windows are rebuilt at fixed positions of
         every prompt: tokens never depend on what is cached).
     window_bytes: host memory for window snapshots of the prefix cache.
+    prefix_high, prefix_low: shares of the cache blocks: once more than the first hold prefixes that nobody uses, the
+        least recently used are given up until the second is left.
     cuda_graphs: record decode steps as CUDA graphs; without meaning on a CPU.
     """
 
@@ -49,6 +51,8 @@ class EngineConfig:
     cuda_graphs: bool = True
     prefix_cache: PrefixMode = "off"
     window_bytes: int = 1 << 30
+    prefix_high: float = 0.95
+    prefix_low: float = 0.9
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_waiting", "num_blocks", "max_step_tokens", "chunk_tokens"):
@@ -66,6 +70,11 @@ class EngineConfig:
             )
         if self.window_bytes < 0:
             raise ValueError(f"window_bytes: got {self.window_bytes}, allowed is at least 0")
+        if not 0.0 <= self.prefix_low <= self.prefix_high <= 1.0:
+            raise ValueError(
+                f"prefix_high, prefix_low: got {self.prefix_high}, {self.prefix_low}, allowed are "
+                "0 <= prefix_low <= prefix_high <= 1"
+            )
         if self.dense not in ("fixed", "library"):
             raise ValueError(f"dense: got {self.dense!r}, allowed are 'fixed' and 'library'")
         number = type(self.speculation) is int and int(self.speculation) > 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernel_core.check import require
 from orchestrator.balance.cost_curve import CostCurve
 from orchestrator.engine.sampler import Settings
 from orchestrator.engine.step_inputs import Inputs, sizes
@@ -45,6 +46,24 @@ def profile(engine: Engine, tick: Callable[[int], None] = lambda rows: None) -> 
     batches = [] if engine.speculator is None else sizes(engine.config.max_num_seqs)
     times = [_timed(engine, _drafting(engine, count)) for count in batches]
     return CostCurve(tuple(rows), _rising(seconds), staircase, tuple(batches), _rising(times))
+
+
+@torch.inference_mode()
+def record_shapes(engine: Engine, requests: int) -> None:
+    """Record the graphs of steps of that many requests and any number of drafts, so that none is recorded later.
+
+    For an idle engine; does nothing where steps do not come from graphs. A recording takes three runs of the step.
+    """
+    graphs = None if engine.pipeline is None else engine.pipeline.graphs
+    if graphs is None:
+        return
+    depth = 0 if engine.speculator is None else engine.speculator.depth
+    require(0 < requests <= graphs.requests[-1], "requests", requests, f"1 to {graphs.requests[-1]}, the engine's most")
+    least, most = (next(n for n in graphs.rows if n >= count) for count in (requests, requests * (1 + depth)))
+    for rows in graphs.rows:
+        if least <= rows <= most:
+            count = min(rows, requests * (1 + depth))
+            _replayed(engine, _chunks(engine, requests, count), count)()
 
 
 def _computed(engine: Engine, chunks: list[Chunk]) -> Callable[[], object]:

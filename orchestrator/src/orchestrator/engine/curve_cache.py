@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.engine.engine import Engine
 
 MAX_AGE = 24 * 3600.0
-_VERSION = 1
+_VERSION = 2
 _log = logging.getLogger(__name__)
 
 

@@ -63,7 +63,7 @@ def decode_rows(
     blocks = padded(block_table)
     visible = {r: ((positions + 1) // r).masked_fill(padding, 0).int() for r in ratios}
     starts = padded(table.starts.index_select(0, slots))
-    decoder = Rows(cu_rows, starts, bounds, positions, visible, owner, longest)
+    decoder = Rows(cu_rows, starts, bounds, positions, visible, owner, longest, padding)
     global_slots, group_positions, group_owner = {}, {}, {}
     for ratio in ratios:
         done = positions % ratio == ratio - 1  # of padding rows those at ratio 1 only

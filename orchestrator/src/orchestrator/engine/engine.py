@@ -17,7 +17,6 @@ from orchestrator.engine.launch import CudaStream, InOrder, Launcher
 from orchestrator.engine.lockstep import Lockstep
 from orchestrator.engine.pipeline import Pipeline
 from orchestrator.engine.prefix_cache import PrefixCache
-from orchestrator.engine.prefix_tier import PrefixTier
 from orchestrator.engine.ranges import named
 from orchestrator.engine.request import EngineFull, Event, Finished, FinishReason, Ready, SamplingParams, TokenOutput
 from orchestrator.engine.rules import Rules
@@ -29,6 +28,7 @@ from orchestrator.engine.shared_blocks import SharedBlocks
 from orchestrator.engine.speculator import Speculator
 from orchestrator.engine.stats import EngineStats
 from orchestrator.engine.text_stream import TextStream
+from orchestrator.engine.window_copies import WindowCopies
 from orchestrator.model.cache import CachePools
 from orchestrator.model.drafter import Drafter
 from orchestrator.model.record import Recorder
@@ -73,7 +73,8 @@ class Engine:
         self.prefix: PrefixCache | None = None
         blocks: FencedPool | SharedBlocks = FencedPool(self.config.num_blocks + 1, "cache blocks", self.fence)
         if self.config.prefix_cache != "off":
-            blocks = SharedBlocks(self.config.num_blocks + 1, "cache blocks", self.fence)
+            marks = (self.config.prefix_high, self.config.prefix_low)
+            blocks = SharedBlocks(self.config.num_blocks + 1, "cache blocks", self.fence, marks)
             self.prefix = PrefixCache(self.config.prefix_cache, blocks, self.cache, self.config.window_bytes)
         self.scheduler = Scheduler(
             blocks,
@@ -113,7 +114,9 @@ class Engine:
         self.pipeline = Pipeline(self, launcher, rules)
         self.fence.kept = self.pipeline.rules.fenced_frees
         if self.prefix is not None:
-            self.pipeline.written = lambda sequence, blocks, tokens: self._publish(sequence)
+            copies = WindowCopies(self.prefix.rings, launcher)
+            self.pipeline.starting = copies.start
+            self.pipeline.written = lambda sequence, blocks, tokens: self._overlapped(sequence, copies)
 
     @property
     def has_work(self) -> bool:
@@ -156,8 +159,12 @@ class Engine:
         *,
         matcher: Matcher | None = None,
         recorder: Recorder | None = None,
+        generated: tuple[int, ...] = (),
     ) -> None:
         """Queue a request. `matcher` is what `compile` gave for it, if it was called already.
+
+        `generated` tokens were given out elsewhere: they are computed again as one reads a prompt, and what follows
+        them is what would have followed there. No event tells of them.
 
         Raises:
             ValueError: it can never run (see `check` and `compile`), or its id is in use.
@@ -185,8 +192,19 @@ class Engine:
             self.prefix.prepare(sequence)
         if params.prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
+        for token in generated:
+            self._repeat(sequence, token)
         self._sequences[request_id] = sequence
         self.scheduler.add(sequence)
+
+    def _repeat(self, sequence: Sequence, token: int) -> None:
+        """Take a token that was given out before by another engine."""
+        sequence.announced = True
+        sequence.tokens.append(token)
+        if sequence.text is not None:
+            sequence.text.push(token, may_stop=sequence.output_len >= sequence.params.min_tokens)
+        if sequence.matcher is not None:
+            sequence.matcher.consume(token)
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown and ended ids are no error."""
@@ -218,8 +236,8 @@ class Engine:
         return self.take_events()
 
     def _step(self) -> None:
-        if self.prefix is not None and self.prefix.tier is not None:
-            self._take_arrivals(self.prefix, self.prefix.tier)
+        if self.prefix is not None and self.prefix.seeks:
+            self._take_arrivals(self.prefix)
         if self.pipeline is not None:
             if self.pipeline.turn():
                 return
@@ -227,12 +245,12 @@ class Engine:
         with named("step alone"):
             self._step_alone()
 
-    def _take_arrivals(self, prefix: PrefixCache, tier: PrefixTier) -> None:
-        """Take in blocks that were fetched; with nothing else to do wait for some, not long, as requests may come."""
-        tier.arrived.clear()
+    def _take_arrivals(self, prefix: PrefixCache) -> None:
+        """Take in what was fetched; with nothing else to do wait for some, not long, as requests may come."""
+        prefix.arrived.clear()
         prefix.arrive(self.scheduler.waiting)
         idle = self.pipeline is None or self.pipeline.flight is None
-        if idle and self.scheduler.stuck and tier.arrived.wait(_LISTEN_S):
+        if idle and self.scheduler.stuck and prefix.arrived.wait(_LISTEN_S):
             prefix.arrive(self.scheduler.waiting)
 
     def _step_alone(self) -> None:
@@ -248,10 +266,14 @@ class Engine:
                 for sequence, tokens in step.work:
                     if sequence.state is State.RUNNING:
                         self.prefix.wrote(sequence, starts[sequence] + tokens)
+                self.scheduler.reclaim()
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _overlapped(self, sequence: Sequence, copies: WindowCopies) -> None:
+        """Have others find what an overlapped step has written."""
+        rows = copies.take(sequence)
         if self.prefix is not None and sequence.state is State.RUNNING:
-            self.prefix.publish(sequence)
+            behind = self.fence.launched > self.fence.done + 1  # the next step writes already
+            self.prefix.wrote_overlapped(sequence, rows, behind=behind)
 
     def _run(self, step: Step) -> None:
         """Compute one step from beginning to end and take note of all that came out."""
@@ -295,10 +317,10 @@ class Engine:
         self.stats.drafts += drafts
         self.stats.accepted += max(0, len(samples) - 1)
         for sample in samples:
+            sequence.computed = len(sequence.tokens)  # a sample is drawn from the row of the token before it
             self._commit(sequence, sample)
             if sequence.state is State.FINISHED:
                 return
-            sequence.computed = len(sequence.tokens) - 1
 
     def _advance(self, sequence: Sequence, tokens: int) -> None:
         """Note that the next `tokens` of a request have their cache rows."""

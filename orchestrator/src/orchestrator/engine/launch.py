@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,9 @@ class Span(Protocol):
     def seconds(self) -> float:
         """How long the device was busy with it; valid when it has ended."""
 
+    def after(self, earlier: Any) -> float:
+        """Seconds from the end of an earlier piece of the same launcher to its own beginning, when both have ended."""
+
 
 class Launcher(Protocol):
     """A device's stream. `inline` work is done by the time that `launch` returns."""
@@ -41,24 +44,28 @@ class _Timed:
     """Work of a CPU."""
 
     def __init__(self, work: Work, name: str) -> None:
-        self._work, self._name, self._ended = work, name, threading.Event()
-        self.seconds = 0.0
+        self._work, self._name, self._done = work, name, threading.Event()
+        self.seconds = self.began = self.ended = 0.0
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         try:
             with torch.inference_mode(), named(self._name):
                 self._work()
         except BaseException as error:  # whoever waits for it is told
             self._error = error
-        self.seconds = time.perf_counter() - began
-        self._ended.set()
+        self.ended = time.perf_counter()
+        self.seconds = self.ended - self.began
+        self._done.set()
 
     def wait(self) -> None:
-        self._ended.wait()
+        self._done.wait()
         if self._error is not None:
             raise self._error
+
+    def after(self, earlier: _Timed) -> float:
+        return self.began - earlier.ended
 
 
 class InOrder:
@@ -109,6 +116,9 @@ class _Events:
     @property
     def seconds(self) -> float:
         return float(self.began.elapsed_time(self.ended)) * 1e-3
+
+    def after(self, earlier: _Events) -> float:
+        return float(earlier.ended.elapsed_time(self.began)) * 1e-3
 
 
 class CudaStream:

@@ -46,6 +46,7 @@ class Pipeline:
         flight: the step that was started last and not read yet, or None.
         flips: changes of weights to make before the next step is started; `weights` counts them.
         written: called after each step with (sequence, its blocks, tokens that have their cache rows there).
+        starting: called with the step in flight before the one behind it is launched.
     """
 
     def __init__(self, engine: Engine, launcher: Launcher, rules: Rules | None = None) -> None:
@@ -64,6 +65,7 @@ class Pipeline:
         self.weights = 0
         self.spare_rows = 0  # padding rows of every step, as a graph of a larger size has
         self.written: Callable[[Sequence, list[int], int], None] = lambda sequence, blocks, tokens: None
+        self.starting: Callable[[Flight], None] = lambda flight: None
         self.drafting: Drafting | None = None
         self.draft_graphs: DraftGraphs | None = None
         if self.speculator is not None:
@@ -172,6 +174,8 @@ class Pipeline:
         sequences = flight.sequences
         if self.flight is None:
             self.launcher.launch(lambda: self.table.load(sequences, there))
+        else:
+            self.starting(self.flight)
         width = max(len(s.blocks) for s in sequences)
         flight.host = Inputs(
             slots=torch.tensor([s.slot for s in sequences], dtype=torch.int32),
@@ -293,5 +297,5 @@ class Pipeline:
             self.speculator.last = Batch(flight.rows, flight.proposed) if flight.drafting else Batch()
             rows = len(flight.sequences) + sum(lengths)
             self.speculator.budget.note(len(lengths), rows, flight.forward.seconds, flight.sample.seconds)
-        self.clock.device(flight.seconds)
+        self.clock.device(flight.seconds, flight.sample.after(flight.forward))
         return waited

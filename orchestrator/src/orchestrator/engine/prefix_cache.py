@@ -8,16 +8,18 @@ Rules: docs/kv_cache.md, In the engine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from kernel_core.check import require
 from orchestrator.cache.chain import Chain, ChainScope, framed, usable_blocks
 from orchestrator.cache.client import Plan
 from orchestrator.cache.layout import BlockLayout
-from orchestrator.cache.windows import WindowKey, WindowStore
+from orchestrator.cache.windows import Peer, WindowKey, WindowStore
 from orchestrator.engine.prefix_plan import (
     CANONICAL_TOKENS,
     PrefixMode,
@@ -29,6 +31,7 @@ from orchestrator.engine.prefix_plan import (
 from orchestrator.engine.prefix_tier import PrefixTier
 from orchestrator.engine.sequence import Sequence, State
 from orchestrator.engine.shared_blocks import SharedBlocks
+from orchestrator.engine.window_pulls import WindowPull, WindowPulls
 from orchestrator.model.config import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -40,19 +43,24 @@ class PrefixCache:
 
     Attributes:
         stride: distance of canonical boundaries.
+        rings: those of the encoder, [layers, slots, ring_rows, row]; what a snapshot holds of one slot.
         windows: snapshots of encoder windows by (chain key, boundary).
         tier: host tier and store behind the device pool, or None; to be set before the first request.
+        pulls: questions to other nodes, see `ask`.
+        arrived: set from any thread when something has come that a request may wait for.
     """
 
     def __init__(self, mode: PrefixMode, blocks: SharedBlocks, cache: CachePools, window_bytes: int) -> None:
         self.mode, self.blocks, self.cache, self.stride = mode, blocks, cache, CANONICAL_TOKENS
         self.config = cache.config
         self.tier: PrefixTier | None = None
+        self.pulls: WindowPulls | None = None
+        self.arrived = threading.Event()
         layout = BlockLayout.of(self.config, quantised=cache.quantised)
         self.scope = ChainScope(model=b"", layout=layout.tag, numerics=self._numerics())
-        self._layers = self.config.encoder_layers
-        rings = cache.rings[: self._layers, 0]
-        tag = framed(b"fathom-window/1", layout.tag, mode.encode(), str((*rings.shape, rings.dtype)).encode())
+        self.rings = cache.rings[: self.config.encoder_layers]
+        shape = self.rings[:, 0].shape
+        tag = framed(b"fathom-window/1", layout.tag, mode.encode(), str((*shape, self.rings.dtype)).encode())
         self.windows = WindowStore(hashlib.sha256(tag).digest(), window_bytes)
         self._spare = cache.rings.shape[2] - self.config.sliding_window + 1  # rows beyond a boundary that a ring bears
 
@@ -87,23 +95,71 @@ class PrefixCache:
             sequence.decoder_lower = max(sequence.decoder_lower, base - self.config.sliding_window)
             sequence.publishable = base + self.stride
             sequence.stops = list(range(self.stride, sequence.prompt_len, self.stride))
-        if self.tier is not None and sequence.shares:
-            self._fetch(sequence, self.tier)
+        if self.seeks and sequence.shares:
+            self._seek(sequence)
 
-    def _fetch(self, sequence: Sequence, tier: PrefixTier) -> None:
-        """Start bringing what a new request can use and the device pool lacks."""
-        plan = tier.match(sequence.tokens, self.root_of(sequence.params.cache_salt))
-        sequence.chain, sequence.stored = plan.chain, plan.blocks
-        usable = self._start(sequence, plan.hit_tokens, snapshots=True).hit // BLOCK_TOKENS
+    @property
+    def seeks(self) -> bool:
+        """Whether requests may wait for something that is fetched."""
+        return self.tier is not None or self.pulls is not None
+
+    def ask(self, peers: Iterable[Peer], deadline_s: float = 0.1) -> None:
+        """Have windows that are not here asked of other nodes, in order. After `name_model`, before any request.
+
+        A request waits `deadline_s` for them at most. Raises ValueError without a model's name: keys of nodes with
+        different weights would be equal.
+        """
+        require(bool(self.scope.model), "peers", "some before name_model was called", "some after it")
+        self.windows.peers = tuple(peers)
+        self.pulls = WindowPulls(self.windows, deadline_s, self.arrived.set)
+
+    def _seek(self, sequence: Sequence) -> None:
+        """Start bringing what a new request can use and is not here: its window first, which says how far it goes."""
+        matched = len(self._match(sequence))
+        if self.tier is not None:
+            plan = self.tier.match(sequence.tokens, self.root_of(sequence.params.cache_salt))
+            sequence.chain, sequence.stored = plan.chain, plan.blocks
+            matched = max(matched, plan.blocks)
+        missing = [] if self.pulls is None else self._missing_windows(sequence, matched * BLOCK_TOKENS)
+        if self.pulls is not None and missing:
+            sequence.fetch = self.pulls.start(missing)
+        else:
+            self._fetch(sequence)
+
+    def _missing_windows(self, sequence: Sequence, matched: int) -> list[WindowKey]:
+        """Windows that would have the request start later than those that are here, the best first."""
+        missing = []
+
+        def kept(boundary: int) -> bool:
+            key = self._window_key(sequence, boundary)
+            if not self.windows.has(key):
+                missing.append(key)
+                return False
+            return True
+
+        self._start(sequence, matched, kept)
+        return missing
+
+    def _fetch(self, sequence: Sequence) -> None:
+        """Start bringing the blocks that a waiting request can use and the device pool lacks."""
+        if self.tier is None:
+            return
+        stored = min(sequence.stored, usable_blocks(sequence.prompt_len)) * BLOCK_TOKENS
+        usable = self._start(sequence, stored, self._kept(sequence)).hit // BLOCK_TOKENS
         sequence.fetch_first = len(self._match(sequence))
         if usable > sequence.fetch_first:
-            sequence.fetch = tier.fetch(Plan(plan.chain, usable), sequence.fetch_first)
+            plan = Plan(self._chain(sequence), usable)
+            sequence.fetch = self.tier.fetch(plan, sequence.fetch_first, self.arrived.set)
 
     def arrive(self, waiting: Iterable[Sequence]) -> None:
         """Take in what has come for requests that wait."""
         for sequence in waiting:
-            if self.tier is not None and sequence.fetch is not None and sequence.fetch.done:
-                handle, sequence.fetch = sequence.fetch, None
+            if sequence.fetch is None or not sequence.fetch.done:
+                continue
+            handle, sequence.fetch = sequence.fetch, None
+            if isinstance(handle, WindowPull):
+                self._fetch(sequence)
+            elif self.tier is not None:
                 chain = self._chain(sequence)
                 self.tier.absorb(handle, sequence.fetch_first, chain, self.blocks, self.cache)
 
@@ -112,7 +168,7 @@ class PrefixCache:
         if not sequence.shares:
             return 0
         found = self._match(sequence)
-        start = self._start(sequence, len(found) * BLOCK_TOKENS, snapshots=True)
+        start = self._start(sequence, len(found) * BLOCK_TOKENS, self._kept(sequence))
         hit = found[: start.hit // BLOCK_TOKENS]
         return len(hit) - self.blocks.idle(hit)
 
@@ -122,15 +178,15 @@ class PrefixCache:
             return
         found = self._match(sequence)
         matched = len(found) * BLOCK_TOKENS
-        start = self._start(sequence, matched, snapshots=True)
+        start = self._start(sequence, matched, self._kept(sequence))
         if start.window:
             sequence.window = self.windows.get(self._window_key(sequence, start.hit))
             if sequence.window is None:  # expired since, or its bytes have changed
-                start = self._start(sequence, matched, snapshots=False)
+                start = self._start(sequence, matched, lambda boundary: False)
         sequence.blocks = found[: start.hit // BLOCK_TOKENS]
         self.blocks.hold(sequence.blocks)
         if self.tier is not None and start.hit:
-            self.tier.used(self._chain(sequence), len(sequence.blocks))
+            self.tier.used(self._chain(sequence), len(sequence.blocks), sequence.params)
         sequence.hit = sequence.global_floor = start.hit
         sequence.computed, sequence.encoder_lower = start.start, start.lower
         sequence.published = len(sequence.blocks)
@@ -143,9 +199,9 @@ class PrefixCache:
         """Give a request that was just admitted the window rows of its snapshot."""
         if sequence.window is None:
             return
-        rings = self.cache.rings[: self._layers, sequence.slot]
+        rings = self.rings[:, sequence.slot]
         rows = torch.frombuffer(bytearray(sequence.window), dtype=torch.uint8).view(rings.dtype).view(rings.shape)
-        self.cache.rings[: self._layers, sequence.slot] = rows.to(rings.device)
+        rings.copy_(rows)
         sequence.window = None
 
     def wrote(self, sequence: Sequence, end: int) -> None:
@@ -159,6 +215,20 @@ class PrefixCache:
             sequence.stops.remove(boundary)
             sequence.global_floor = boundary
             sequence.computed = sequence.encoder_lower = boundary - self.config.sliding_window
+
+    def wrote_overlapped(self, sequence: Sequence, rows: torch.Tensor | None, *, behind: bool) -> None:
+        """A decode step of a running request has ended; `behind` says that the next one has been started.
+
+        `rows` are the request's rings as the step left them, if they were copied. A block that is full now and was not
+        before became so in this step, so the rings reached no further beyond its end than one step's drafts.
+        """
+        boundary = sequence.computed // BLOCK_TOKENS * BLOCK_TOKENS
+        passed = boundary > sequence.published * BLOCK_TOKENS
+        self.publish(sequence)
+        if not behind:
+            rows = self.rings[:, sequence.slot]
+        if sequence.shares and passed and rows is not None and sequence.snapped < boundary < sequence.publishable:
+            self._keep_window(sequence, boundary, rows)
 
     def publish(self, sequence: Sequence) -> None:
         """Name the blocks of a running request that have become full. The steps that wrote them have ended."""
@@ -177,7 +247,9 @@ class PrefixCache:
         if self.tier is None or sequence.output_len == 0 or sequence.published <= sequence.stored:
             return
         blocks = sequence.blocks[sequence.stored : sequence.published]
-        self.tier.store(self._chain(sequence), sequence.stored, blocks, self.cache)
+        # While overlapped steps are under way, a request has `computed` tokens by steps that the host has waited for.
+        settled = self.blocks.fence.open
+        self.tier.store(self._chain(sequence), sequence.stored, blocks, self.cache, sequence.params, settled=settled)
         sequence.stored = sequence.published
 
     def leave(self, sequence: Sequence, *, good: bool) -> None:
@@ -207,20 +279,26 @@ class PrefixCache:
         if boundary >= sequence.publishable or end - boundary > self._spare:
             return
         if sequence.computed >= sequence.prompt_len or boundary in sequence.stops:
-            rings = self.cache.rings[: self._layers, sequence.slot].contiguous().cpu()
-            self.windows.put(self._window_key(sequence, boundary), rings.view(torch.uint8).numpy().tobytes())
-            sequence.snapped = boundary
+            self._keep_window(sequence, boundary, self.rings[:, sequence.slot])
+
+    def _keep_window(self, sequence: Sequence, boundary: int, rows: torch.Tensor) -> None:
+        snapshot = rows.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+        self.windows.put(self._window_key(sequence, boundary), snapshot)
+        sequence.snapped = boundary
 
     def _match(self, sequence: Sequence) -> list[int]:
         return self.blocks.match(self._chain(sequence).keys[: usable_blocks(sequence.prompt_len)])
 
-    def _start(self, sequence: Sequence, matched: int, *, snapshots: bool) -> Start:
+    def _kept(self, sequence: Sequence) -> Callable[[int], bool]:
+        return lambda boundary: self.windows.has(self._window_key(sequence, boundary))
+
+    def _start(self, sequence: Sequence, matched: int, kept: Callable[[int], bool]) -> Start:
         return choose_start(
             self.mode,
             matched,
             sequence.prompt_len,
             sequence.decoder_lower,
-            lambda boundary: snapshots and self.windows.has(self._window_key(sequence, boundary)),
+            kept,
             window=self.config.sliding_window,
             stride=self.stride,
         )

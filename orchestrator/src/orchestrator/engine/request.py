@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kernel_core.check import require
+from orchestrator.cache.retention import Retention
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+CACHE_CLASSES = tuple(kind.name.lower() for kind in Retention)
 
 
 class EngineFull(RuntimeError):
@@ -49,7 +51,9 @@ class SamplingParams:
         seed: the same seed gives the same tokens, alone or in any batch; None draws one.
         logprobs: number of alternatives to report a token; 0 reports the chosen token only; None reports nothing.
         prompt_logprobs: log-probability of each prompt token; turns the bounded decoder tail off for the request.
-        cache_salt: requests of different salts share nothing in the prefix cache.
+        cache_salt: requests of different salts share nothing in the prefix cache; also the tenant whose byte budget
+            in the store its blocks count for.
+        cache_class: how long the store keeps its blocks: "agent" (3 days) or "chat" (7 days).
         grammar: constraint on the output. A token of `stop_token_ids` is sampled only where the grammar allows it.
     """
 
@@ -65,6 +69,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     cache_salt: str = ""
+    cache_class: str = "chat"
     grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +93,7 @@ class SamplingParams:
         self._check("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "None or an integer from 0 to 20")
         self._check("stop", len(self.stop) <= 16 and all(self.stop), "at most 16 strings, none of them empty")
         self._check("cache_salt", isinstance(self.cache_salt, str), "a string")
+        self._check("cache_class", self.cache_class in CACHE_CLASSES, f"one of {', '.join(CACHE_CLASSES)}")
         self._check("grammar", self.grammar is None or isinstance(self.grammar, GrammarSpec), "a GrammarSpec or None")
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:

@@ -34,7 +34,13 @@ class Runner:
 
     @torch.inference_mode()
     def idle(self) -> None:
-        """A forward pass of one padding row, for a rank without work whose peers have some."""
+        """A forward pass of one padding row, for a rank without work whose peers have some.
+
+        With experts on several ranks it is their collectives alone, with no token.
+        """
+        if self.model.expert_parallel:
+            self.model.join(0)
+            return
         padding = Chunk(tokens=[0], start=0, slot=0, blocks=[0], global_floor=1, logits="none")
         batch = StepBatch.build([padding], self.model.ratios)
         for seen in batch.encoder.visible.values():  # the decoder's are the same tensors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernel_core.check import require
 from orchestrator.cache.pool import BlockPool
 from orchestrator.engine.fence import Fence
 
@@ -13,10 +14,16 @@ class SharedBlocks:
 
     Blocks that nobody holds but whose key is known count as free: the least recently used of them are handed out once
     no nameless one is left, the end of a chain before its beginning.
+
+    Attributes:
+        marks: once a step has ended, and more than the first share of the capacity is such blocks, they are given up
+            down to the second, so that a burst of requests finds nameless ones. 0 <= low <= high <= 1.
     """
 
-    def __init__(self, size: int, what: str, fence: Fence) -> None:
-        self.what, self.capacity, self.fence = what, size - 1, fence
+    def __init__(self, size: int, what: str, fence: Fence, marks: tuple[float, float] = (0.95, 0.9)) -> None:
+        high, low = marks
+        require(0.0 <= low <= high <= 1.0, "marks", f"{high}, {low}", "high and low with 0 <= low <= high <= 1")
+        self.what, self.capacity, self.fence, self.marks = what, size - 1, fence, marks
         self.pool = BlockPool(size)
         self._launched = 0
 
@@ -74,9 +81,12 @@ class SharedBlocks:
         self.pool.forget(ids)
 
     def reclaim(self) -> None:
-        """Free what waited for steps that have ended."""
+        """Free what waited for steps that have ended, and keep to the marks."""
         self._follow()
         self.pool.completed(min(self.fence.done, self._launched) if self.fence.kept else self._launched)
+        high, low = (int(mark * self.capacity) for mark in self.marks)
+        if self.cached > high:
+            self.pool.trim(low)
 
     def _follow(self) -> None:
         """Have the pool know of the steps that were launched and of those that have ended."""

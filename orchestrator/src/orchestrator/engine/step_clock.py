@@ -27,18 +27,22 @@ class StepClock:
         self._host: deque[float] = deque(maxlen=_KEPT)
         self._device: deque[float] = deque(maxlen=_KEPT)
         self._last: float | None = None  # end of the step before, unless there was a pause
-        self._busy = self._wall = 0.0
+        self._busy = self._wall = self._held = 0.0
 
     def host(self, seconds: float) -> None:
         """The host's part of a step, without its waiting."""
         self._host.append(seconds)
 
-    def device(self, seconds: float) -> None:
-        """A step that has ended, and how long the device was busy with it."""
+    def device(self, seconds: float, held: float = 0.0) -> None:
+        """A step that has ended, and how long the device was busy with it.
+
+        `held` are the seconds that it idled in between, as the host had not started the sampling yet.
+        """
         self._device.append(seconds)
         now = time.perf_counter()
         if self._last is not None:
             self._busy += seconds
+            self._held += held
             self._wall += now - self._last
         self._last = now
         self._steps += 1
@@ -72,6 +76,14 @@ class StepClock:
     def bubble(self) -> float:
         """Share of the time between overlapped steps in which the device had nothing to do, since the start."""
         return max(0.0, 1.0 - self._busy / self._wall) if self._wall > 0 else 0.0
+
+    @property
+    def held(self) -> float:
+        """Share of that time in which the device idled between a forward pass and its sampling.
+
+        This is all that taking a step's tokens one step later could gain.
+        """
+        return self._held / self._wall if self._wall > 0 else 0.0
 
     @property
     def steps(self) -> int:

@@ -19,6 +19,13 @@ class Inputs(NamedTuple):
 
 
 def sizes(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 32, 64, ... up to `most`, which is the last one."""
-    small = [n for n in (1, 2, 3, 4, 6, 8, 12) if n < most]
-    return [*small, *(1 << power for power in range(4, most.bit_length()) if 1 << power < most), most]
+    """1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, ... up to `most`, which is the last one.
+
+    A step is at most half again as large as it has to be, and one that verifies all drafts (six rows a request) of a
+    power of two of requests is none at all.
+    """
+    found, power = [1], 2
+    while power < most:
+        found += [power, power + power // 2]
+        power *= 2
+    return [*(n for n in found if n < most), most]

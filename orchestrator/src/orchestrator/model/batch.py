@@ -54,7 +54,7 @@ class Rows:
 
     `cu_seqlens` int32 [B + 1], `start_pos` int64 [B], `positions` int64 [T], `visible` ratio -> int32 [T] (number of
     compressed rows that a query may see), `lower` int64 [B] (window bound), `owner` int64 [T] (chunk of each row).
-    No request has more than `longest` rows.
+    No request has more than `longest` rows. `padding` bool [T] marks rows of no request; None where there are none.
     """
 
     cu_seqlens: torch.Tensor
@@ -64,6 +64,7 @@ class Rows:
     visible: dict[int, torch.Tensor]
     owner: torch.Tensor
     longest: int
+    padding: torch.Tensor | None = None
 
     @property
     def count(self) -> int:

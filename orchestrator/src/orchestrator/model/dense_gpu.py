@@ -42,24 +42,28 @@ def grouped_product(
 
 
 def _in_blocks(x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The rows of x, `_BLOCK` at a time, as three terms below each other."""
+    """The rows of x, `_BLOCK` at a time, as three terms below each other.
+
+    Only products go block by block. What is done element by element is done for all blocks at once: a row's bits are
+    the same either way, and a step of many rows has a quarter of the kernels.
+    """
     count = x.shape[0]
-    padded = F.pad(x, (0, 0) * (x.ndim - 1) + (0, -count % _BLOCK))
-    parts = []
-    for first in range(0, padded.shape[0], _BLOCK):
-        high, middle, low = run(_terms(padded[first : first + _BLOCK])).split(_BLOCK)
-        parts.append(low + middle + high)
-    if not parts:
+    if count == 0:
         return run(x.bfloat16())
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:count].contiguous()
+    padded = F.pad(x, (0, 0) * (x.ndim - 1) + (0, -count % _BLOCK))
+    terms = _terms(padded.view(-1, _BLOCK, *x.shape[1:]))
+    parts = [run(block.flatten(0, 1)) for block in terms]
+    sums = torch.stack(parts) if len(parts) > 1 else parts[0].unsqueeze(0)
+    high, middle, low = sums.unflatten(1, (_TERMS, _BLOCK)).unbind(1)
+    return (low + middle + high).flatten(0, 1)[:count].contiguous()
 
 
 def _terms(x: torch.Tensor) -> torch.Tensor:
-    """bfloat16 [3 T, ...]: what x rounds to, what the rest rounds to, and the rest of that."""
+    """Blocks [B, T, ...] as bfloat16 [B, 3, T, ...]: what x rounds to, what the rest rounds to, the rest of that."""
     parts, rest = [], x
     for _ in range(_TERMS):
         term = rest.bfloat16()
         parts.append(term)
         # An infinite or too large value has no rest: inf - inf would make a NaN of it.
         rest = torch.where(term.isinf(), 0.0, rest - term.float())
-    return torch.cat(parts)
+    return torch.stack(parts, dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,9 @@ from orchestrator.model.dense import DenseMode, dense
 from orchestrator.model.record import StepRecorder
 from orchestrator.model.weights import Experts, Layer
 
+if TYPE_CHECKING:
+    from orchestrator.model.expert_parallel.layer import ParallelExperts
+
 
 def _without_tensors(experts: Experts) -> Experts:
     """The same with no rows, so that the memory is free."""
@@ -21,7 +25,11 @@ def _without_tensors(experts: Experts) -> Experts:
 
 
 class Moe:
-    """`top_k` routed experts and the shared one, of one layer."""
+    """`top_k` routed experts and the shared one, of one layer.
+
+    Attributes:
+        parallel: the experts over several ranks, which then computes in place of this rank's own; else None.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, weights: Layer, mode: DenseMode, top_k: int) -> None:
         self.layer, self.top_k = layer, top_k
@@ -37,6 +45,7 @@ class Moe:
                 del self.shared
                 weights.experts = _without_tensors(e)
         self.packed, self.experts = weights.packed, weights.experts
+        self.parallel: ParallelExperts | None = None
 
     def __call__(
         self, x: torch.Tensor, is_image: torch.Tensor | None, rows: Rows, recorder: StepRecorder | None
@@ -52,6 +61,8 @@ class Moe:
         )
         if recorder is not None:
             recorder.add(f"experts/{self.layer}", ids, rows.positions, rows.owner)
+        if self.parallel is not None:
+            return self.parallel(x, ids, weights, rows.padding)
         if self.packed is not None:
             return mega_moe.packed_experts(x, ids, weights, self.packed, limit=self.limit)
         e = self.experts

@@ -59,19 +59,18 @@ def v41_flash_rank() -> ModelConfig:
     """One of 64 ranks that share the experts of `v41_flash`: full width and depth, 6 routed experts a layer.
 
     Every token goes to all six. So a rank with B requests a step multiplies B rows by each of them, as it would with
-    64 B requests on 64 ranks and experts that are chosen evenly; what ranks send each other is left out. Engram tables
-    are small. No draft stages and no images: random weights have nothing to say about either.
+    64 B requests on 64 ranks and experts that are chosen evenly; what ranks send each other is left out. Draft
+    stages have three experts, all of which a token goes to: as many rows as 2 of 128 experts get there, over one expert
+    more. Engram tables are small. No images.
     """
     flash = v41_flash()
     return replace(
         flash,
         n_routed_experts=6,
-        compress_ratios=flash.compress_ratios[: flash.num_hidden_layers],
+        dspark_n_routed_experts=flash.dspark_num_experts_per_tok,
         engram_vocab_size=65536,
         engram_num_embeddings=_RANK_ROWS,
         engram_compressed_vocab_size=flash.vocab_size,
-        num_nextn_predict_layers=0,
-        draft_length=0,
         vision=None,
     )
 

@@ -16,6 +16,7 @@ from orchestrator.model.engram_tables import EngramTables
 from orchestrator.model.transformer import Transformer
 from orchestrator.model.weights import (
     Compressor,
+    Drafter,
     Engram,
     Experts,
     HyperConnection,
@@ -29,19 +30,19 @@ from orchestrator.model.weights import (
 def random_model(
     config: ModelConfig, *, device: torch.device, seed: int = 0, dense: DenseMode = "fixed"
 ) -> Transformer:
-    """A model of that architecture, without draft stages or images, bound to the kernels of `device`.
+    """A model of that architecture, without images, bound to the kernels of `device`.
 
-    Raises ValueError where the configuration has draft stages or a vision tower, or `engram_compressed_vocab_size` is
-    not that of the identity map (which stands for the tokenizer).
+    Raises ValueError where the configuration has a vision tower, or `engram_compressed_vocab_size` is not that of the
+    identity map (which stands for the tokenizer).
     """
-    if config.num_nextn_predict_layers or config.vision is not None:
-        raise ValueError("config: got draft stages or a vision tower, allowed is the text backbone alone")
+    if config.vision is not None:
+        raise ValueError("config: got a vision tower, allowed are the text backbone and its draft stages")
     tables = EngramTables.build(config)
     return Transformer(random_weights(config, device=device, seed=seed), moved(tables, device), mode=dense)
 
 
 def random_weights(config: ModelConfig, *, device: torch.device, seed: int = 0) -> ModelWeights:
-    """Weights of the backbone on `device`; one seed gives the same bytes on the same kind of device."""
+    """Backbone and draft stages on `device`; one seed gives the same bytes on the same kind of device."""
     make = _Maker(config, device, seed)
     vocabulary = (config.vocab_size, config.hidden_size)
     return ModelWeights(
@@ -50,6 +51,7 @@ def random_weights(config: ModelConfig, *, device: torch.device, seed: int = 0) 
         head=make.matrix(*vocabulary).bfloat16(),
         norm=make.norm(config.hidden_size),
         layers=[make.layer(layer) for layer in range(config.num_hidden_layers)],
+        drafter=make.drafter() if config.num_nextn_predict_layers else None,
     )
 
 
@@ -79,12 +81,12 @@ class _Maker:
         n, d = self.config.hc_mult, self.config.hidden_size
         return HyperConnection(self.matrix((2 + n) * n, n * d), self.normal((2 + n) * n), 0.3 + 0.1 * self.normal(3))
 
-    def experts(self) -> Experts:
+    def experts(self, count: int) -> Experts:
         c = self.config
         d, inter = c.hidden_size, c.moe_intermediate_size
         (w13, s13), (w2, s2) = (
-            self.mxfp4(c.n_routed_experts, 2 * inter, d),
-            self.mxfp4(c.n_routed_experts, d, inter),
+            self.mxfp4(count, 2 * inter, d),
+            self.mxfp4(count, d, inter),
         )
         shared13, shared2 = self.fp8(2 * inter, d), self.fp8(d, inter)
         assert shared13.scale is not None and shared2.scale is not None
@@ -114,8 +116,11 @@ class _Maker:
         )
 
     def layer(self, layer: int) -> Layer:
+        """A backbone layer, or draft stage `layer - num_hidden_layers`."""
         c = self.config
         heads = c.num_attention_heads * c.head_dim
+        backbone = layer < c.num_hidden_layers
+        experts = c.n_routed_experts if backbone else c.dspark_n_routed_experts
         return Layer(
             attn_norm=self.norm(c.hidden_size),
             ffn_norm=self.norm(c.hidden_size),
@@ -127,13 +132,27 @@ class _Maker:
             wo_a=self.fp8(c.o_groups * c.o_lora_rank, heads // c.o_groups),
             wo_b=self.fp8(c.hidden_size, c.o_groups * c.o_lora_rank),
             sink=self.normal(c.num_attention_heads),
-            gate=self.matrix(c.n_routed_experts, c.hidden_size).bfloat16(),
-            gate_bias=0.05 * self.normal(c.n_routed_experts),
-            gate_bias_vl=0.05 * self.normal(c.n_routed_experts),
-            experts=self.experts(),
+            gate=self.matrix(experts, c.hidden_size).bfloat16(),
+            gate_bias=0.05 * self.normal(experts),
+            gate_bias_vl=0.05 * self.normal(experts),
+            experts=self.experts(experts),
             hc_attn=self.hyper(),
             hc_ffn=self.hyper(),
-            compressor=self.compressor(layer) if c.is_full(layer) else None,
+            compressor=self.compressor(layer) if backbone and c.is_full(layer) else None,
             indexer=self.indexer(layer) if layer in c.index_source_layer_ids else None,
             engram=self.engram(layer) if layer in c.engram_layer_ids else None,
+        )
+
+    def drafter(self) -> Drafter:
+        c = self.config
+        d, taps = c.hidden_size, len(c.dspark_target_layer_ids)
+        first = c.num_hidden_layers
+        return Drafter(
+            stages=[self.layer(first + stage) for stage in range(c.num_nextn_predict_layers)],
+            main_proj=self.fp8(d, taps * d),
+            main_norm=self.norm(d),
+            norm=self.norm(d),
+            markov_embed=self.normal(c.vocab_size, c.dspark_markov_rank).bfloat16(),
+            markov_head=self.matrix(c.vocab_size, c.dspark_markov_rank).bfloat16(),
+            confidence=self.matrix(1, d + c.dspark_markov_rank).view(-1),
         )

@@ -92,6 +92,7 @@ def _each_once(batch: StepBatch, change: Callable[[torch.Tensor], torch.Tensor])
             positions=once(rows.positions),
             visible=each(rows.visible),
             owner=once(rows.owner),
+            padding=maybe(rows.padding),
         )
 
     return replace(

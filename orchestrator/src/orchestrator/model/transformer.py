@@ -55,6 +55,17 @@ class Transformer:
         for table in (self.rope_window_only, self.rope_compressed):
             table.reserve(count - 1)
 
+    @property
+    def expert_parallel(self) -> bool:
+        """Whether experts are on several ranks (`orchestrator.model.expert_parallel`)."""
+        return any(moe.parallel is not None for moe in self.moe)
+
+    def join(self, first: int) -> None:
+        """Take part without a token in the collectives of the layers from `first` on: no rank may skip one."""
+        for moe in self.moe[first:]:
+            if moe.parallel is not None:
+                moe.parallel.join()
+
     def forward(
         self,
         batch: StepBatch,
@@ -93,6 +104,7 @@ class Transformer:
                 is_image = None if is_image is None else is_image.index_select(0, batch.kept)
                 ropes = self._ropes(rows, batch)
                 if rows.count == 0:
+                    self.join(layer)
                     break
             else:
                 if layer == first_decoder:

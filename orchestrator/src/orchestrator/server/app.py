@@ -17,6 +17,7 @@ from orchestrator.server import docs
 from orchestrator.server.api import CHAT, MESSAGES, RESPONSES, Api
 from orchestrator.server.auth import ANYBODY, Keys
 from orchestrator.server.body import read_body
+from orchestrator.server.cache_class import cache_class
 from orchestrator.server.convert import Converter, Prepared
 from orchestrator.server.engine_protocol import AsyncEngineProtocol
 from orchestrator.server.errors import ApiError, error_response
@@ -94,11 +95,12 @@ class _Server:
     async def _answer(self, api: Api, request: Request) -> Response:
         try:
             caller = self.keys.caller(request.headers)
+            kept = cache_class(request.headers)
             raw = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
             self.limits.enter(caller)
         except ApiError as error:
             return error_response(error, request.url.path)
-        call = _Call(self, api, caller)
+        call = _Call(self, api, caller, kept)
         try:
             prepared = await unless_gone(request, self._in_worker(self.converter.prepare, api, raw))
             return await call.run(request, prepared)
@@ -156,15 +158,16 @@ class _Server:
 class _Call:
     """One admitted request: owns its slot and its generation until the answer is out."""
 
-    def __init__(self, server: _Server, api: Api, caller: str) -> None:
-        self._server, self._api, self._caller = server, api, caller
+    def __init__(self, server: _Server, api: Api, caller: str, kept: str) -> None:
+        self._server, self._api, self._caller, self._kept = server, api, caller, kept
         self._generation: Generation | None = None
         self._streaming = self._settled = False
 
     async def run(self, request: Request, prepared: Prepared) -> Response:
         server, api = self._server, self._api
-        if self._caller != ANYBODY:  # nobody can tell by times or usage what others have asked
-            prepared = replace(prepared, params=replace(prepared.params, cache_salt=self._caller))
+        # A salt for each key: nobody can tell by times or usage what others have asked.
+        salt = self._caller if self._caller != ANYBODY else ""
+        prepared = replace(prepared, params=replace(prepared.params, cache_salt=salt, cache_class=self._kept))
         self._generation = Generation(api, prepared, server.engine, server.tokenizer, server.metrics)
         await unless_gone(request, self._generation.start(server.settings.ready_timeout))
         if not prepared.stream:

@@ -32,21 +32,24 @@ class RankSlots:
 
     Attributes:
         live: int64 [layers, slots], the buffer of each slot.
+        num_experts: logical experts a layer.
         table: int32 [layers, ranks, slots], what routing says on this rank.
         counts: "flipped", "ignored" (chunks and turns of dropped versions).
     """
 
-    def __init__(self, rank: int, placement: Placement, spares: int) -> None:
+    def __init__(self, rank: int, placement: Placement, spares: int, live: np.ndarray | None = None) -> None:
+        """`live` is where a rank that had another number before has its slots; None for the order of slots."""
         require(0 <= rank < placement.ranks, "rank", rank, f"0 to {placement.ranks - 1}")
         require(spares > 0, "spares", spares, "1 or more")
         held = placement.layers * placement.slots
         self.rank = rank
-        self.live = np.arange(held).reshape(placement.layers, placement.slots)
+        self.live = np.arange(held).reshape(placement.layers, placement.slots) if live is None else live.copy()
+        require(self.live.shape == (placement.layers, placement.slots), "live", self.live.shape, "[layers, slots]")
         self.table = placement.experts.copy()
         self.counts: Counter[str] = Counter()
-        self._experts = placement.num_experts
+        self.num_experts = placement.num_experts
         self._routing: dict[int, RoutingTable] = {}
-        self._free = deque(range(held, held + spares))
+        self._free = deque(sorted(set(range(held + spares)) - set(self.live.ravel().tolist())))
         self._retired: list[tuple[int, int]] = []  # (last step that reads it, buffer)
         self._prepares: dict[tuple[int, int], Prepare] = {}
         self._staged: dict[tuple[int, int, int], int] = {}  # (version, layer, slot) -> buffer
@@ -65,7 +68,7 @@ class RankSlots:
     def routing(self, layer: int) -> RoutingTable:
         """The routing of a layer at this step."""
         if layer not in self._routing:
-            self._routing[layer] = routing_table(self.table[layer], self._experts)
+            self._routing[layer] = routing_table(self.table[layer], self.num_experts)
         return self._routing[layer]
 
     def begin(self, turn: Turn) -> None:

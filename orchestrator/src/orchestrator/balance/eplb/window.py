@@ -47,11 +47,12 @@ class LoadWindow:
         self._open[layer] = np.bincount(kept, minlength=experts)
         self._noted[layer] = True
 
-    def end_step(self, step: int, tokens: int, top_k: int) -> None:
+    def end_step(self, step: int, tokens: int | np.ndarray, top_k: int) -> None:
         """Close the running step, whose number rises from call to call.
 
         Args:
-            tokens: rows of this rank without padding; 0 for an idle rank, which notes nothing or empty layers.
+            tokens: rows of this rank without padding; int64 [layers] where layers compute different rows, as in a
+                prefill of which the decoder sees the end; 0 for an idle rank, which notes nothing or empty layers.
 
         Raises:
             ValueError: a layer does not sum to tokens x top_k, or `step` is not above the last; the running step's
@@ -59,8 +60,12 @@ class LoadWindow:
         """
         counts, noted = self._open.copy(), self._noted.copy()
         self._open[:], self._noted[:] = 0, False
-        wrong = np.flatnonzero((counts.sum(1) != tokens * top_k) | (~noted & (tokens > 0)))
-        require(len(wrong) == 0, "tokens", f"{tokens}, but layers {wrong[:4].tolist()} sum to others", "tokens x top_k")
+        rows = np.broadcast_to(np.asarray(tokens, np.int64), noted.shape)
+        wrong = np.flatnonzero((counts.sum(1) != rows * top_k) | (~noted & (rows > 0)))
+        some = wrong[:4].tolist()
+        given = tokens if isinstance(tokens, int) else rows[some].tolist()
+        found = f"{given}, but layers {some} sum to {counts[some].sum(1).tolist()}"
+        require(not some, "tokens", found, "tokens x top_k")
         last = int(self._steps.max())
         require(step > last, "step", step, f"above {last}")
         at = self._ended % len(self._ring)

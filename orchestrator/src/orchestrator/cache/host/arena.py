@@ -12,7 +12,7 @@ from orchestrator.cache.block_object import HEADER_BYTES, Header, WrongBytes, pa
 from orchestrator.cache.store.base import At, nowhere
 
 _MAGIC = b"FTHMARN\x01"
-_PAGE = 4096
+PAGE = 4096
 _HEAD = struct.Struct("<8s32sQQ")
 
 
@@ -26,8 +26,8 @@ class HostArena:
 
     def __init__(self, path: Path, fd: int, layout: bytes, slots: int, block_bytes: int) -> None:
         self.path, self.layout, self.slots, self.block_bytes = path, layout, slots, block_bytes
-        self.stride = -(-(HEADER_BYTES + block_bytes) // _PAGE) * _PAGE
-        self._map = mmap.mmap(fd, _PAGE + slots * self.stride)
+        self.stride = -(-(HEADER_BYTES + block_bytes) // PAGE) * PAGE
+        self._map = mmap.mmap(fd, PAGE + slots * self.stride)
         self.view = memoryview(self._map)
         self.at: At = nowhere
 
@@ -40,12 +40,12 @@ class HostArena:
         if slots < 1 or block_bytes < 1:
             raise ValueError(f"slots, block_bytes: got {slots}, {block_bytes}, allowed are at least 1")
         head = _HEAD.pack(_MAGIC, layout, slots, block_bytes)
-        stride = -(-(HEADER_BYTES + block_bytes) // _PAGE) * _PAGE
+        stride = -(-(HEADER_BYTES + block_bytes) // PAGE) * PAGE
         if path.exists() and _head(path) != head:
             path.unlink()  # engines that still map the old one keep it
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(fd, 0, _PAGE + slots * stride)
+            os.posix_fallocate(fd, 0, PAGE + slots * stride)
             os.pwrite(fd, head, 0)
             return HostArena(path, fd, layout, slots, block_bytes)
         finally:
@@ -125,7 +125,7 @@ class HostArena:
     def _start(self, slot: int) -> int:
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot: got {slot}, allowed are 0 to {self.slots - 1}")
-        return _PAGE + slot * self.stride
+        return PAGE + slot * self.stride
 
 
 def _head(path: Path) -> bytes:

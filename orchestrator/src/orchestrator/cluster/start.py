@@ -1,0 +1,96 @@
+"""Expert-parallel engines of one host, as processes, and a batch interface to them like `LLM`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from orchestrator.cluster.local_ep import LocalExpertParallel
+from orchestrator.cluster.options import NO_PLANS, EpOptions
+from orchestrator.cluster.workers import ProcessWorkers
+from orchestrator.engine.config import EngineConfig
+from orchestrator.engine.llm import Prompt, RequestOutput
+from orchestrator.engine.request import Event, Finished, SamplingParams, TokenOutput
+from orchestrator.model.checkpoint.reader import Checkpoint
+
+_OWN = ("slots", "spares", "eplb", "bytes_per_step", "patience", "timeout", "combine", "threads")
+
+
+def start_processes(folder: str | Path, options: EpOptions, wrap: Any = None) -> LocalExpertParallel:
+    """Start a process a rank and wait until they serve. `wrap` is what a test puts around each one's data link."""
+    model = Checkpoint(folder).config
+    options = options.resolved(model)
+    return LocalExpertParallel(ProcessWorkers(options.ranks, options, Path(folder), wrap), options, model)
+
+
+class EpLLM:
+    """A model over several processes of this host, each with a share of the experts.
+
+    Args:
+        model: folder of a checkpoint. ranks: processes.
+        options: fields of `EpOptions` (slots, spares, eplb, bytes_per_step, patience, timeout, combine, threads), else
+            of `EngineConfig`.
+
+    Example:
+        >>> with EpLLM("models/v41-mini", ranks=2) as llm:
+        >>>     llm.generate(["def f(x):"], SamplingParams(max_tokens=8, seed=1))[0].text
+    """
+
+    def __init__(self, model: str | Path, ranks: int, **options: Any) -> None:
+        from orchestrator.text.tokenizer import load_tokenizer
+
+        own = {name: options.pop(name) for name in _OWN if name in options}
+        self.tokenizer = load_tokenizer(model)
+        settings = EpOptions(ranks, engine=EngineConfig(**options), **({"eplb": NO_PLANS} | own))
+        self.engine = start_processes(model, settings)
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continue every prompt; results come in the order of the prompts. `params` is one for all or one a prompt."""
+        settings = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
+        if len(settings) != len(prompts):
+            raise ValueError(f"params: got {len(settings)}, allowed is one, or one for each of {len(prompts)} prompts")
+        ids = [self._encode(prompt) for prompt in prompts]
+        results = {}
+        for prompt, setting in zip(ids, settings, strict=True):
+            results[self.engine.submit(prompt, setting)] = RequestOutput(prompt)
+        for event in self.engine.events():
+            if event.request_id in results:
+                _note(results[event.request_id], event)
+        return list(results.values())
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """Events of one request as they happen."""
+        mine = self.engine.submit(self._encode(prompt), params or SamplingParams())
+        for event in self.engine.events():
+            if event.request_id == mine:
+                yield event
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> EpLLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+
+def _note(result: RequestOutput, event: Event) -> None:
+    if isinstance(event, TokenOutput):
+        result.token_ids.append(event.token_id)
+        result.text += event.text
+        if event.logprob is not None:
+            result.logprobs.append(event.logprob)
+            result.top_logprobs.append(event.top_logprobs)
+    elif isinstance(event, Finished):
+        result.text += event.text
+        result.finish_reason, result.error = event.reason, event.error
+        result.stop_sequence, result.stop_token = event.stop_sequence, event.stop_token
+        result.prompt_logprobs = list(event.prompt_logprobs)

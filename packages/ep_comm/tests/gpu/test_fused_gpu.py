@@ -1,0 +1,74 @@
+"""Experts fused with dispatch and combine over this package's buffers give what the three steps give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ep_comm import Shape
+from ep_comm.cuda import Together, virtual, virtual_buffers
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def test_fused_equals_three_steps():
+    kernels = pytest.importorskip("mega_moe.cuda.experts")
+    layout = pytest.importorskip("mega_moe.cuda.layout")
+    rank_tables = pytest.importorskip("mega_moe.cuda.ranks")
+    mega_moe = pytest.importorskip("mega_moe")
+    world, tokens, d, inter, each, k = 2, 6, 512, 256, 4, 2
+    g = torch.Generator().manual_seed(1)
+
+    def codes(*shape, low=0, high=256):
+        return torch.randint(low, high, shape, dtype=torch.uint8, generator=g).cuda()
+
+    sizes = ((2 * inter, d), (d, inter))
+    raw = [
+        [t for rows, columns in sizes
+         for t in (codes(each, rows, columns // 2), codes(each, rows, columns // 32, low=113, high=118))]
+        for _ in range(world)
+    ]  # fmt: skip
+    packed = [layout.pack_experts(*r, None) for r in raw]
+    xs = [torch.randn(tokens, d, generator=g).bfloat16().cuda() for _ in range(world)]
+    ids = [
+        torch.stack([torch.randperm(world * each, generator=g)[:k] for _ in range(tokens)]).int().cuda()
+        for _ in range(world)
+    ]
+    gains = [torch.rand(tokens, k, generator=g).cuda() for _ in range(world)]
+
+    buffers = virtual_buffers(world, tokens, d, k, torch.device("cuda"))
+    for r in range(world):
+        for to, value in ((buffers[r].x, xs), (buffers[r].ids, ids), (buffers[r].weights, gains)):
+            to[r].copy_(value[r])
+    ctas = torch.cuda.get_device_properties(0).multi_processor_count // world
+    orders = [rank_tables.number_rows(buffers[r].ids, r, each) for r in range(world)]
+    fused = [torch.full((tokens, d), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(world)]
+    streams = [torch.cuda.Stream() for _ in range(world)]
+    torch.cuda.synchronize()
+    for r, on in enumerate(streams):
+        offsets, rows, width = orders[r]
+        tables = rank_tables.Ranks(**buffers[r].tables(width)._asdict())
+        with torch.cuda.stream(on):
+            kernels.experts(buffers[r].x[r], buffers[r].ids[r], buffers[r].weights[r], packed[r], offsets, rows,
+                            limit=7.0, out=fused[r], ctas=ctas, ranks=tables, tile=16)  # fmt: skip
+    torch.cuda.synchronize()
+    assert all(kernels.report(p) is None for p in packed)
+
+    group = Together(virtual(Shape(world, tokens, d, k, each, "bfloat16")))
+    received = group.dispatch(xs, ids, gains)
+    ys = []
+    for r, rows in enumerate(received):
+        w13, s13, w2, s2 = raw[r]
+        slots = [
+            mega_moe.fused_experts(rows.x.float(), rows.ids[:, j : j + 1].contiguous(),
+                                   rows.weights[:, j : j + 1].contiguous(), w13, s13, w2, s2, limit=7.0)
+            for j in range(k)
+        ]  # fmt: skip
+        ys.append(torch.stack(slots, 1).contiguous())
+    outs = group.combine(ys, received)
+    group.check()
+    for got, expected in zip(fused, outs, strict=True):
+        assert float((got.float() - expected).norm() / expected.norm()) < 2e-2
