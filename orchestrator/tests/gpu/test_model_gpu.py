@@ -38,6 +38,19 @@ def prompt():
     return tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(PROMPT).ids
 
 
+def gap(model, tokens, one, other):
+    """How much larger the model's logit of `one` is than that of `other`, behind `tokens`, in fresh caches."""
+    from orchestrator.model.batch import Chunk, StepBatch
+    from orchestrator.model.cache import CachePools
+
+    blocks = list(range(1, 2 + len(tokens) // 128))
+    cache = CachePools(model.config, len(blocks) + 1, 2, device=model.device)
+    batch = StepBatch.build([Chunk(tokens=tokens, start=0, slot=1, blocks=blocks, logits="last")], model.ratios)
+    with torch.inference_mode():
+        logits = model.forward(batch, cache)[-1]
+    return float(logits[one] - logits[other])
+
+
 def generate(model, prompts, tokens, **options):
     pytest.importorskip("llguidance", reason="the engine needs llguidance")
     from orchestrator.engine.config import EngineConfig
@@ -84,9 +97,13 @@ def test_logits(models, requests, quantised):
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_greedy_tokens_are_those_of_the_cpu(models, prompt, graphs):
-    expected, _ = generate(models["cpu"], [prompt], 48)
-    actual, engine = generate(models["cuda"], [prompt], 48, cuda_graphs=graphs)
-    assert actual == expected
+    """Up to a token whose logit the CPU has within what kernels' rounding moves; 0.15 is the 90th percentile."""
+    (expected,), _ = generate(models["cpu"], [prompt], 48)
+    (actual,), engine = generate(models["cuda"], [prompt], 48, cuda_graphs=graphs)
+    apart = next((i for i, (a, b) in enumerate(zip(actual, expected, strict=True)) if a != b), None)
+    if apart is not None:
+        assert apart >= 4, "the first tokens are far from a tie"
+        assert 0 <= gap(models["cpu"], prompt + expected[:apart], expected[apart], actual[apart]) < 0.15
     assert graphs == (engine.runner.graphs is not None) and not (graphs and engine.runner.graphs.failed)
 
 

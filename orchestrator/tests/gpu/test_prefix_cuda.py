@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,15 @@ def test_overlapped_decode_leaves_windows(model, text, steps):
     assert cached == [384] and found == run(engine_of(model, "off", steps), [longer])[0]
 
 
+@pytest.fixture
+def shared_folder():
+    """In memory: files of a disk cannot be pinned for a GPU."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("steps", list(STEPS))
-def test_blocks_come_back_from_the_store(model, text, steps, tmp_path):
+def test_blocks_come_back_from_the_store(model, text, steps, tmp_path, shared_folder):
     """Bytes on the way down are those of the pool, bytes on the way up land where the next forward pass reads them."""
     from orchestrator.cache.client import CacheClient
     from orchestrator.cache.host.arena import HostArena
@@ -126,7 +134,7 @@ def test_blocks_come_back_from_the_store(model, text, steps, tmp_path):
     engines = []
     for name in ("first", "second"):
         engine = engine_of(model, "canonical", steps)
-        arena = HostArena.create(tmp_path / name, layout.tag, 32, layout.block_bytes)
+        arena = HostArena.create(shared_folder / name, layout.tag, 32, layout.block_bytes)
         engine.prefix.tier = PrefixTier(CacheClient.inline(store, arena, engine.prefix.scope))
         engines.append(engine)
     first, second = engines

@@ -73,8 +73,8 @@ struct Verify {
   const float *draft_logprobs, *draft_top, *draft_factor;
   const double* draft_mass;
   const int64_t* draft_cut;
-  const int32_t* cu_rows;    // [R + 1]
-  const int64_t* positions;  // [N]
+  const int32_t* cu_rows;            // [R + 1]
+  const int64_t* positions;          // [N]
   const float *temperature, *top_p;  // top_p may be null on a GPU: 1 everywhere
   const int32_t* top_k;              // or null
   const int64_t* seeds;

@@ -14,13 +14,19 @@ PROGRAMS = {  # name: sizes, and what its CUDA source has to contain
     "stats": ((12, 129_280), ("AllReduce<tl::MaxOp", "AllReduce<tl::SumOp", "exp2f")),
     "decide": ((4, 5, 24, 129_280, 6), ("AllReduce<tl::MaxOp", "logf")),
     "token": ((4, 5, 24, 129_280, 6), ("CumSum1D", "AllReduce<tl::MinOp")),
+    "cut": ((24, 129_280), ("exp2f", "__syncthreads")),
+    "filtered decide": ((4, 5, 24, 129_280, 6), ("exp2f",)),
+    "filtered token": ((4, 5, 24, 129_280, 6), ("exp2f", "__syncthreads")),
 }
 
 
 def program(name):
-    from dspark_kernels.tile import schedule, verify
+    from dspark_kernels.tile import cut, filtered, schedule, verify
 
-    return getattr(schedule if name == "schedule" else verify, f"{name}_program")(*PROGRAMS[name][0])
+    where = {"schedule": schedule, "cut": cut, "filtered decide": filtered, "filtered token": filtered}.get(
+        name, verify
+    )
+    return getattr(where, f"{name.split()[-1]}_program")(*PROGRAMS[name][0])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

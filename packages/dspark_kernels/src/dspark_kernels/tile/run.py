@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,13 +16,23 @@ from kernel_core.check import require
 
 
 @cache
-def _compiled(program: str, *sizes: int) -> Any:
+def compiled(program: str, *sizes: int) -> Any:
     import tilelang
 
+    from dspark_kernels.tile import cut, filtered
     from dspark_kernels.tile import schedule as schedules
     from dspark_kernels.tile import verify as verifications
 
-    made = getattr(schedules if program == "schedule_program" else verifications, program)(*sizes)
+    programs: dict[str, Callable[..., Any]] = {
+        "schedule_program": schedules.schedule_program,
+        "stats_program": verifications.stats_program,
+        "decide_program": verifications.decide_program,
+        "token_program": verifications.token_program,
+        "cut_program": cut.cut_program,
+        "decide_filtered": filtered.decide_program,
+        "token_filtered": filtered.token_program,
+    }
+    made = programs[program](*sizes)
     major = torch.cuda.get_device_capability()[0]
     target = cuda_target("sm90" if major == 9 else "sm100")
     with target:
@@ -48,7 +59,7 @@ def schedule(
     result = new_schedule(R, G, capacity, confidence.device) if out is None else out
     there = torch.empty_like(result.host, device=confidence.device, pin_memory=False)
     threads = 1024 if R * G > 1024 else 256
-    kernel = _compiled("schedule_program", R, G, capacity, S, threads)
+    kernel = compiled("schedule_program", R, G, capacity, S, threads)
     kernel(confidence, tokens, starts, limits, slots, fixed, budget, *result[:-1], there)
     result.host.copy_(there, non_blocking=True)
     return result
@@ -86,13 +97,13 @@ def verify(
     row_top, row_mass = (torch.empty(N, device=logits.device) for _ in range(2))
     accepted = torch.empty(R, dtype=torch.int32, device=logits.device)
     last = torch.empty(R, dtype=torch.int64, device=logits.device)
-    _compiled("stats_program", N, V)(logits, factor, top, plain, warm)
-    _compiled("decide_program", R, G, N, V, S)(
+    compiled("stats_program", N, V)(logits, factor, top, plain, warm)
+    compiled("decide_program", R, G, N, V, S)(
         logits, factor, top, warm, cu_rows, slots, proposals.tokens, proposals.logprobs, u[ACCEPT], row_top, row_mass,
         accepted,
     )  # fmt: skip
     pair = torch.stack([u[TARGET], u[RESIDUAL]], dim=1)
-    _compiled("token_program", R, G, N, V, S)(
+    compiled("token_program", R, G, N, V, S)(
         logits, draft_logits, factor, row_top, row_mass, proposals.top, proposals.factor, proposals.mass.float(),
         cu_rows, slots, accepted, pair, last,
     )  # fmt: skip
