@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -36,6 +37,17 @@ def test_cuda_source(name):
         assert part in source, part
     assert 'extern "C" __global__' in source
     assert "[4096]" not in source, "a whole piece in the registers of one thread"
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "schedule" in name])
+def test_no_thread_keeps_a_number_for_itself(name):
+    """TileLang has one thread do a statement with a global read outside of parallel loops: a variable that it sets
+    stays unset in the others, which all need it here."""
+    lines = lower.lower(program(name), "sm90").splitlines()
+    guards = [n for n, line in enumerate(lines) if "threadIdx.x) == 0" in line and line.rstrip().endswith("{")]
+    assert guards  # the last entry of cu_rows
+    for n in guards:
+        assert not re.match(r"\s*[a-z_0-9]+ = ", lines[n + 1]), lines[n + 1]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

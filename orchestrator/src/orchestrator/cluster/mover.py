@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,13 +50,13 @@ class Mover:
         rank, size = self.held.rank, self.held.pool.expert_bytes
         for prepare in turn.prepares:
             if prepare.rank == rank:
-                self._after("prepare", lambda p=prepare: self._prepare(p, size))  # type: ignore[misc]
+                self._after("prepare", partial(self._prepare, prepare, size))
         for chunk in turn.chunks:
             tag, self._issued = self._issued % _TAGS, self._issued + _PIECES
             move = chunk.move
             if move.rank == rank:
                 self._tags[_key(chunk)] = tag
-                self._after("chunk", lambda c=chunk: self._start(self.held.slots.copy(c)))  # type: ignore[misc]
+                self._after("chunk", partial(self._copy, chunk))
             elif move.source_rank == rank:
                 buffer = int(self.held.slots.live[chunk.layer, move.source_slot])
                 self._sending.append(self._link.move(self._transfers(chunk, buffer, tag)))
@@ -94,9 +95,12 @@ class Mover:
     def _prepare(self, prepare: Prepare, size: int) -> None:
         self._acknowledge(self.held.slots.prepare(prepare, size))
 
+    def _copy(self, chunk: Chunk) -> None:
+        self._start(self.held.slots.copy(chunk))
+
     def _acknowledge(self, messages: list[Acknowledge]) -> None:
         for message in messages:
-            self._after("acknowledge", lambda m=message: self._acknowledged.append(m))  # type: ignore[misc]
+            self._after("acknowledge", partial(self._acknowledged.append, message))
 
     def _start(self, copies: list[Copy]) -> None:
         for copy in copies:
@@ -118,7 +122,7 @@ class Mover:
                 self._receiving.append((copy, self._link.move(self._transfers(chunk, copy.buffer, tag))))
 
     def _arrive(self, copy: Copy) -> None:
-        self._after("arrived", lambda: self._arrived(copy))
+        self._after("arrived", partial(self._arrived, copy))
 
     def _arrived(self, copy: Copy) -> None:
         acknowledged, copies = self.held.slots.arrived(copy, self.held.pool.expert_bytes)

@@ -54,6 +54,8 @@ def schedule_program(R: int, G: int, N: int, S: int, threads: int = 256) -> Any:
             hits = T.alloc_fragment((MP,), "int32")
             need = T.alloc_fragment((RP,), "int32")
             total = T.alloc_fragment((1,), "int32")
+            asked = T.alloc_fragment((RP,), "int32")
+            most = T.alloc_fragment((1,), "int32")
             wanted = T.alloc_var("int32")
             low = T.alloc_var("int32")
             high = T.alloc_var("int32")
@@ -65,7 +67,10 @@ def schedule_program(R: int, G: int, N: int, S: int, threads: int = 256) -> Any:
                     need[r] = T.if_then_else(here, 1 + T.max(0, T.min(fixed[r], T.min(limits[r], G))), 0)
             T.reduce_sum(need, total, dim=0)
             needed = total[0]
-            wanted = T.min(T.max(budget[0], 0), N - total[0])
+            for r in T.Parallel(RP):  # a read of its own would be done by one thread, for itself alone
+                asked[r] = T.max(budget[0], 0)
+            T.reduce_max(asked, most, dim=0)
+            wanted = T.min(most[0], N - total[0])
             fits = T.alloc_var("bool")
             fits = total[0] <= N
             for r in T.Parallel(R):
