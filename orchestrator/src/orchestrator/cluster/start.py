@@ -11,8 +11,8 @@ from orchestrator.cluster.local_ep import LocalExpertParallel
 from orchestrator.cluster.options import NO_PLANS, EpOptions
 from orchestrator.cluster.workers import ProcessWorkers
 from orchestrator.engine.config import EngineConfig
-from orchestrator.engine.llm import Prompt, RequestOutput
-from orchestrator.engine.request import Event, Finished, SamplingParams, TokenOutput
+from orchestrator.engine.llm import Prompt, RequestOutput, apply_event
+from orchestrator.engine.request import Event, SamplingParams
 from orchestrator.model.checkpoint.reader import Checkpoint
 
 _OWN = ("slots", "spares", "eplb", "bytes_per_step", "patience", "timeout", "combine", "threads")
@@ -59,7 +59,7 @@ class EpLLM:
             results[self.engine.submit(prompt, setting)] = RequestOutput(prompt)
         for event in self.engine.events():
             if event.request_id in results:
-                _note(results[event.request_id], event)
+                apply_event(results[event.request_id], event)
         return list(results.values())
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
@@ -80,17 +80,3 @@ class EpLLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
-def _note(result: RequestOutput, event: Event) -> None:
-    if isinstance(event, TokenOutput):
-        result.token_ids.append(event.token_id)
-        result.text += event.text
-        if event.logprob is not None:
-            result.logprobs.append(event.logprob)
-            result.top_logprobs.append(event.top_logprobs)
-    elif isinstance(event, Finished):
-        result.text += event.text
-        result.finish_reason, result.error = event.reason, event.error
-        result.stop_sequence, result.stop_token = event.stop_sequence, event.stop_token
-        result.prompt_logprobs = list(event.prompt_logprobs)

@@ -94,7 +94,7 @@ class LLM:
         bar = _bar(len(requests), sys.stderr.isatty() if progress is None else progress)
         with bar as advance, closing(self._run(requests)) as events:
             for event in events:
-                _apply(results[event.request_id], event)
+                apply_event(results[event.request_id], event)
                 advance(event)
         for request in requests:
             if request.recorder is not None:
@@ -162,7 +162,8 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [batch] if batch and isinstance(batch[0], int) else batch
 
 
-def _apply(result: RequestOutput, event: Event) -> None:
+def apply_event(result: RequestOutput, event: Event) -> None:
+    """Add to a request's output what an event of it brings."""
     if isinstance(event, TokenOutput):
         result.token_ids.append(event.token_id)
         result.text += event.text
