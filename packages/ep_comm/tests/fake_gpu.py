@@ -22,6 +22,7 @@ class FakeModule:
 
     def __init__(self, library) -> None:
         self.library, self.seed = library, 0
+        self.published = []
 
     def load_kernels(self) -> None:
         pass
@@ -60,6 +61,9 @@ class FakeModule:
         limit = ranks[0].limit // 1000
         run_program(self.library, region.sizes, region.forms, list(regions), reports, limit, ops, values,
                     min(ctas, 2), self.seed)  # fmt: skip
+
+    def publish(self, rank, stream, **given):
+        self.published.append((SimpleNamespace(**vars(rank)), given))
 
     def store_word(self, to, value):
         ctypes.c_uint64.from_address(to).value = value

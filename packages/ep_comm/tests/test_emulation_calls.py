@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from ep_comm import Broken, Mismatch, PeerTimeout, Shape, reference
-from ep_comm.cuda import Together, failures, sizes, virtual, virtual_buffers
+from ep_comm.cuda import CopyTables, FusedExchange, FusedSizes, Together, failures, sizes, virtual, virtual_buffers
 from ep_comm.cuda.meeting import Meeting
 from kernel_core.testing.child import load_file
 
@@ -156,22 +157,56 @@ def test_meeting_on_the_host():
 
 
 def test_fused_buffers_are_the_ranks_own_and_apart():
-    buffers = virtual_buffers(3, 5, 32, 2, torch.device("cpu"))
+    buffers = virtual_buffers(FusedSizes(3, 5, 32, 2), torch.device("cpu"))
     for r in range(3):
         for value, tensor in enumerate(
-            (buffers[r].x[r], buffers[r].ids[r], buffers[r].weights[r], buffers[r].parts[r])
+            (buffers[r].x[r], buffers[r].slots[r], buffers[r].weights[r], buffers[r].parts[r])
         ):
             tensor.fill_(10 * r + value)
     for seen in buffers:
         for r in range(3):
-            for value, tensor in enumerate((seen.x[r], seen.ids[r], seen.weights[r], seen.parts[r])):
+            for value, tensor in enumerate((seen.x[r], seen.slots[r], seen.weights[r], seen.parts[r])):
                 assert (tensor == 10 * r + value).all()
             assert seen.flags[r].tolist() == [0] * 6 and seen.parts[r].shape == (15, 32)
             assert seen.x[r].data_ptr() % 16 == 0 and seen.parts[r].data_ptr() % 16 == 0
-    tables = buffers[1].tables(10)
+        assert seen.mine.shape == (15, 2) and (seen.mine == 10 * seen.rank + 1).all()
+    tables = buffers[1].tables()
     assert (tables.rank, tables.rows_of_rank, tables.everybody) == (1, 10, 15)
     with pytest.raises(ValueError, match="hidden"):
-        virtual_buffers(2, 5, 24, 2, torch.device("cpu"))
+        FusedSizes(2, 5, 24, 2)
+
+
+def test_what_publish_is_given(fake):
+    shape = Shape(2, 6, 32, 2, 3, "bfloat16")
+    comm = virtual(shape)[1]
+    buffers = virtual_buffers(FusedSizes(2, 6, 32, 2), torch.device("cpu"))
+    exchange = FusedExchange(comm, buffers[1])
+    (x, ids, weights) = (t[0] for t in inputs(shape, [4], 1))
+    copies = CopyTables(*(torch.zeros(n, dtype=torch.int32) for n in (5, 5)), torch.zeros(5, 2, dtype=torch.int32))
+    routed, received = torch.zeros(5, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    got = exchange.publish(x, ids, weights, copies=copies, routed=routed, received=received)
+    rank, given = fake.published[-1]
+    assert rank.tokens == 4 and rank.x == x.data_ptr() and not rank.x_narrow and rank.ids == ids.data_ptr()
+    assert given["rows"] == buffers[1].x[1].data_ptr() and given["physical"] == got.data_ptr()
+    assert given["logical"] == 5 and given["routed"] == routed.data_ptr() and given["padding"] == 0
+    table = (ctypes.c_int64 * 2).from_address(given["slots"])
+    assert list(table) == [b.data_ptr() for b in buffers[1].slots] and comm.epoch == 1
+    calls = len(fake.published)
+    for name, wrong in (
+        ("ids", dict(ids=ids.long())),
+        ("x", dict(x=torch.zeros(7, 32), ids=ids[:0], weights=weights[:0])),
+        ("copies", dict(copies=CopyTables(copies.own, copies.counts[:4], copies.copies))),
+        ("routed", dict(copies=copies, routed=routed[:4])),
+        ("routed", dict(routed=routed)),
+        ("padding", dict(padding=torch.zeros(3, dtype=torch.bool))),
+    ):
+        with pytest.raises(ValueError, match=name):
+            exchange.publish(**(dict(x=x, ids=ids, weights=weights) | wrong))
+    assert len(fake.published) == calls
+    with pytest.raises(ValueError, match="max_tokens"):
+        FusedExchange(comm, virtual_buffers(FusedSizes(2, 5, 32, 2), torch.device("cpu"))[1])
+    with pytest.raises(ValueError, match="rank"):
+        FusedExchange(comm, buffers[0])
 
 
 @pytest.mark.parametrize("kind", ["hash", "file"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,34 @@ def test_packed_weights_alone(weights):
     whole = mega_moe.fused_experts(*given, shared=shared)
     assert torch.equal(mega_moe.packed_experts(*given[:3], packed), whole)
     assert mega_moe.pack_for(torch.device("cpu"), *given[3:], shared) is None
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_slots_of_packed_weights(fake, weights, pooled):
+    """Added up in the order of slots they are the whole; experts may stand anywhere; kernels are asked for no sum."""
+    given = arguments(weights)
+    x, ids, gains = given[:3]
+    ids = ids.clone()
+    ids[1] = torch.tensor([-1, 2], dtype=torch.int32)
+    packed, places = layout.pack_experts(*given[3:], weights.shared(256, 256)), None
+    whole = mega_moe.fused_experts(x, ids, gains, *given[3:])
+    if pooled:
+        places = torch.tensor([5, 1, 3, 0], dtype=torch.int32)
+        wide = [torch.zeros(6, t.shape[1], dtype=torch.uint8) for t in (packed.w13, packed.w2)]
+        for to, stored in zip(wide, (packed.w13, packed.w2), strict=True):
+            to[places.long()] = stored
+        packed = dataclasses.replace(packed, w13=wide[0], w2=wide[1])
+    with kernel_core.using("library"):
+        parts = mega_moe.packed_slots(x, ids, gains, packed, places=places)
+    assert parts.shape == (3, 2, 256)
+    added = torch.where(ids[..., None] >= 0, parts, 0).sum(1)
+    assert torch.allclose(added, whole, atol=1e-4, rtol=1e-4)
+    got = mega_moe.packed_slots(x, ids, gains, packed, places=places)
+    calls = dict(fake.calls)["experts"]
+    assert calls["parts_of_work"] == 7 and calls["parts"] == got.data_ptr() and calls["shared13"] == 0
+    assert calls["experts"] == 4 and calls["places"] == (places.data_ptr() if pooled else 0)
+    with pytest.raises(ValueError, match="ids"):
+        mega_moe.packed_slots(x, ids[:2], gains, packed, places=places)
 
 
 @pytest.mark.parametrize("inter", [32, 64, 256, 288])

@@ -1,6 +1,7 @@
 """The expert kernels' own device code, thread by thread on the host: who waits for whom, where what stands, bits."""
 
 import ctypes
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ class Case:
 class Launch:
     """What one rank's launch reads and writes."""
 
-    def __init__(self, case, lib, *, columns=8, ctas=1, as_float=True, x_as_float=None, split=False, everybody=None):
+    def __init__(self, case, lib, *, columns=8, ctas=1, as_float=True, x_as_float=None, split=False, everybody=None,
+                 places=None):  # fmt: skip
         tokens, slots = case.ids.shape
         bytes_of = (ctypes.c_int64 * 4)()
         rows_of = (everybody or tokens, slots, case.d, case.inter, case.experts, case.shared is not None, columns)
@@ -91,6 +93,7 @@ class Launch:
         tensors = [x, case.ids, case.gains, case.offsets, case.rows, p.w13, p.w2]
         tensors += [maybe["shared13"], maybe["shared2"], out, images, hidden, parts, self.state]
         tensors += [maybe["scale13"], maybe["scale2"], torch.zeros(64, dtype=torch.int32)]
+        tensors.append(none if places is None else places)
         self.tensors = tensors
         self.sizes = [x_as_float, tokens, slots, case.d, case.inter, case.experts, 1, as_float]
         self.launch = [columns, ctas, split]
@@ -100,10 +103,10 @@ class Launch:
         return self.guarded[1:-1].clone()
 
 
-def launch_all(lib, ranks, *, seed=0, chain=False, rows_of_rank=2**31 - 1):
+def launch_all(lib, ranks, *, seed=0, chain=False, rows_of_rank=2**31 - 1, parts=(ALL,)):
     """One launch for each rank, all at the same time."""
     pointers = torch.tensor([t.data_ptr() for rank in ranks for t in rank.tensors])
-    for part in (GATHER, FIRST, SECOND, COMBINE) if chain else (ALL,):
+    for part in (GATHER, FIRST, SECOND, COMBINE) if chain else parts:
         numbers = torch.tensor([[*rank.sizes, part, *rank.launch] for rank in ranks], dtype=torch.int64)
         where = address(pointers), address(numbers)
         error = lib.run_experts(*where, 10.0, seed, SECONDS, len(ranks), rows_of_rank)
@@ -194,6 +197,44 @@ def test_a_row_depends_on_itself(lib, weights):
 def test_nobody_at_home(lib, weights):
     case = Case(weights, torch.full((2, 2), -1, dtype=torch.int32), d=256, shared=False)
     assert (case.run(lib, ctas=2) == 0).all()
+
+
+def moved_apart(case, order, seed=0):
+    """The same experts in a larger pool: expert e stands at order[e], bytes that nobody may read between them."""
+    packed = case.packed
+    room = max(order) + 2
+    wide = [torch.randint(0, 256, (room, t.shape[1]), dtype=torch.uint8) for t in (packed.w13, packed.w2)]
+    for to, given in zip(wide, (packed.w13, packed.w2), strict=True):
+        to[torch.tensor(order)] = given
+    case.packed = dataclasses.replace(packed, w13=wide[0], w2=wide[1])
+    return torch.tensor(order, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_anywhere_in_a_pool(lib, weights, shared):
+    case = Case(weights, random_ids(9, 2, 4), d=256, shared=shared)
+    whole = case.run(lib)
+    places = moved_apart(case, [5, 0, 7, 2])
+    assert_bitwise(case.run(lib, ctas=2, places=places, seed=1), whole)
+    assert_bitwise(case.run(lib, columns=16, places=places, x_as_float=False, chain=True), whole, name="chain")
+
+
+@pytest.mark.parametrize("columns", [8, 64])
+def test_results_of_slots_alone(lib, weights, columns):
+    """Without the sum each slot's row stays where it was put; rows of empty slots and `out` are not touched."""
+    ids = random_ids(7, 3, 4)
+    ids[2], ids[5, 1] = -1, -1
+    case = Case(weights, ids, d=256, shared=False)
+    whole = case.run(lib)
+    launch = Launch(case, lib, columns=columns, ctas=2)
+    launch_all(lib, [launch], parts=(GATHER | FIRST | SECOND,))
+    assert launch.result().isnan().all()
+    parts = launch.tensors[12].view(torch.float32).view(-1, case.d)[: ids.numel()].view(*ids.shape, -1)
+    assert (parts[ids < 0].view(torch.int32) == -1).all()  # as it was filled
+    added = torch.zeros_like(whole)
+    for slot in range(3):
+        added += torch.where(ids[:, slot, None] >= 0, parts[:, slot], 0)
+    assert_bitwise(added, whole)
 
 
 @pytest.mark.parametrize("seed", range(4, 16))

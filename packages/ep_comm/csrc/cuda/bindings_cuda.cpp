@@ -4,6 +4,7 @@
 
 #include "cuda/collectives.hpp"
 #include "cuda/memory.hpp"
+#include "cuda/publish.hpp"
 #include "kernel_core/bindings.hpp"
 #include "kernel_core/cuda/status.hpp"
 
@@ -93,7 +94,32 @@ PYBIND11_MODULE(_cuda, m) {
         check(launch(static_cast<Op>(op), all.data(), static_cast<int>(all.size()), ctas, as_stream(stream)), "launch");
       },
       py::arg("op"), py::arg("ranks"), py::arg("ctas"), py::arg("stream"));
-  m.def("load_kernels", [] { check(load_kernels(), "load_kernels"); });
+  m.def("load_kernels", [] {
+    check(load_kernels(), "load_kernels");
+    check(load_publish(), "load_kernels");
+  });
+  m.def(
+      "publish",
+      [](const RankArgs& rank, uintptr_t rows, uintptr_t weights, uintptr_t slots, uintptr_t physical,
+         uintptr_t padding, int32_t logical, uintptr_t own, uintptr_t counts, uintptr_t copies, uintptr_t routed,
+         uintptr_t received, int ctas, uintptr_t stream) {
+        const PublishArgs args = {
+            .rank = rank,
+            .rows = pointer<uint16_t>(rows),
+            .weights = pointer<float>(weights),
+            .slots = pointer<int32_t* const>(slots),
+            .physical = pointer<int32_t>(physical),
+            .padding = pointer<const uint8_t>(padding),
+            .copies = {logical, pointer<const int32_t>(own), pointer<const int32_t>(counts),
+                       pointer<const int32_t>(copies)},
+            .routed = pointer<int32_t>(routed),
+            .received = pointer<int64_t>(received),
+        };
+        check(launch_publish(args, ctas, as_stream(stream)), "publish");
+      },
+      py::arg("rank"), py::arg("rows"), py::arg("weights"), py::arg("slots"), py::arg("physical"),
+      py::arg("padding") = 0, py::arg("logical") = 0, py::arg("own") = 0, py::arg("counts") = 0, py::arg("copies") = 0,
+      py::arg("routed") = 0, py::arg("received") = 0, py::arg("ctas"), py::arg("stream"));
   m.def(
       "allocate",
       [](int64_t bytes) {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ep_comm import Shape
-from ep_comm.cuda import Together, virtual, virtual_buffers
+from ep_comm.cuda import FusedExchange, FusedSizes, Together, virtual, virtual_buffers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,6 +18,7 @@ def test_fused_equals_three_steps():
     kernels = pytest.importorskip("mega_moe.cuda.experts")
     layout = pytest.importorskip("mega_moe.cuda.layout")
     rank_tables = pytest.importorskip("mega_moe.cuda.ranks")
+    route = pytest.importorskip("mega_moe.cuda.route")
     mega_moe = pytest.importorskip("mega_moe")
     world, tokens, d, inter, each, k = 2, 6, 512, 256, 4, 2
     g = torch.Generator().manual_seed(1)
@@ -39,28 +40,30 @@ def test_fused_equals_three_steps():
     ]
     gains = [torch.rand(tokens, k, generator=g).cuda() for _ in range(world)]
 
-    buffers = virtual_buffers(world, tokens, d, k, torch.device("cuda"))
-    for r in range(world):
-        for to, value in ((buffers[r].x, xs), (buffers[r].ids, ids), (buffers[r].weights, gains)):
-            to[r].copy_(value[r])
+    shape = Shape(world, tokens, d, k, each, "bfloat16")
+    group = Together(virtual(shape))
+    buffers = virtual_buffers(FusedSizes(world, tokens, d, k), torch.device("cuda"))
+    exchanges = [FusedExchange(comm, b) for comm, b in zip(group.ranks, buffers, strict=True)]
     ctas = torch.cuda.get_device_properties(0).multi_processor_count // world
-    orders = [rank_tables.number_rows(buffers[r].ids, r, each) for r in range(world)]
     fused = [torch.full((tokens, d), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(world)]
     streams = [torch.cuda.Stream() for _ in range(world)]
     torch.cuda.synchronize()
+    received = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(world)]
     for r, on in enumerate(streams):
-        offsets, rows, width = orders[r]
-        tables = rank_tables.Ranks(**buffers[r].tables(width)._asdict())
+        tables = rank_tables.Ranks(**buffers[r].tables()._asdict())
         with torch.cuda.stream(on):
-            kernels.experts(buffers[r].x[r], buffers[r].ids[r], buffers[r].weights[r], packed[r], offsets, rows,
+            chosen = exchanges[r].publish(xs[r], ids[r], gains[r], received=received[r])
+            offsets, rows = route.permute(buffers[r].mine, each, shared=False)
+            kernels.experts(buffers[r].x[r], chosen, buffers[r].weights[r], packed[r], offsets, rows,
                             limit=7.0, out=fused[r], ctas=ctas, ranks=tables, tile=16)  # fmt: skip
     torch.cuda.synchronize()
     assert all(kernels.report(p) is None for p in packed)
 
-    group = Together(virtual(Shape(world, tokens, d, k, each, "bfloat16")))
-    received = group.dispatch(xs, ids, gains)
+    group.check()
+    assert sum(int(n) for n in received) == world * tokens * k
+    given = group.dispatch(xs, ids, gains)
     ys = []
-    for r, rows in enumerate(received):
+    for r, rows in enumerate(given):
         w13, s13, w2, s2 = raw[r]
         slots = [
             mega_moe.fused_experts(rows.x.float(), rows.ids[:, j : j + 1].contiguous(),
@@ -68,7 +71,7 @@ def test_fused_equals_three_steps():
             for j in range(k)
         ]  # fmt: skip
         ys.append(torch.stack(slots, 1).contiguous())
-    outs = group.combine(ys, received)
+    outs = group.combine(ys, given)
     group.check()
     for got, expected in zip(fused, outs, strict=True):
         assert float((got.float() - expected).norm() / expected.norm()) < 2e-2

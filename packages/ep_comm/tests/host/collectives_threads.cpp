@@ -119,3 +119,5 @@ extern "C" void run_program(const int32_t* shape, int fixed_region, int packed_r
       emulation::launch(static_cast<unsigned>(s.ranks * ctas), blockDim.x, sizeof(DispatchShared), seed, 60, kernel);
   std::snprintf(error, 400, "%s", text.c_str());
 }
+
+#include "publish_threads.hpp"

@@ -45,10 +45,10 @@ void bind_experts(py::module_& m) {
   m.def(
       "experts",
       [](uintptr_t x, bool x_is_float, int tokens, int slots, int d, int inter, int experts_, uintptr_t ids,
-         uintptr_t weights, uintptr_t offsets, uintptr_t rows, uintptr_t w13, uintptr_t w2, uintptr_t scale13,
-         uintptr_t scale2, uintptr_t shared13, uintptr_t shared2, int shared_format, float limit, uintptr_t out,
-         bool out_is_float, uintptr_t images, uintptr_t hidden, uintptr_t parts, uintptr_t state, int parts_of_work,
-         int world, int rank, int rows_of_rank, uintptr_t tables, int columns, int variant, int ctas,
+         uintptr_t weights, uintptr_t offsets, uintptr_t rows, uintptr_t w13, uintptr_t w2, uintptr_t places,
+         uintptr_t scale13, uintptr_t scale2, uintptr_t shared13, uintptr_t shared2, int shared_format, float limit,
+         uintptr_t out, bool out_is_float, uintptr_t images, uintptr_t hidden, uintptr_t parts, uintptr_t state,
+         int parts_of_work, int world, int rank, int rows_of_rank, uintptr_t tables, int columns, int variant, int ctas,
          uintptr_t stream) {
         check(experts({.x = pointer<const void>(x),
                        .x_is_float = x_is_float,
@@ -63,6 +63,7 @@ void bind_experts(py::module_& m) {
                        .rows = pointer<const int32_t>(rows),
                        .w13 = pointer<const uint8_t>(w13),
                        .w2 = pointer<const uint8_t>(w2),
+                       .places = pointer<const int32_t>(places),
                        .scale13 = pointer<const float>(scale13),
                        .scale2 = pointer<const float>(scale2),
                        .shared13 = pointer<const uint8_t>(shared13),
@@ -82,9 +83,9 @@ void bind_experts(py::module_& m) {
       },
       NoGil(), py::arg("x"), py::arg("x_is_float"), py::arg("tokens"), py::arg("slots"), py::arg("d"), py::arg("inter"),
       py::arg("experts"), py::arg("ids"), py::arg("weights"), py::arg("offsets"), py::arg("rows"), py::arg("w13"),
-      py::arg("w2"), py::arg("scale13"), py::arg("scale2"), py::arg("shared13"), py::arg("shared2"),
-      py::arg("shared_format"), py::arg("limit"), py::arg("out"), py::arg("out_is_float"), py::arg("images"),
-      py::arg("hidden"), py::arg("parts"), py::arg("state"), py::arg("parts_of_work") = 15, py::arg("world") = 1,
-      py::arg("rank") = 0, py::arg("rows_of_rank") = 0, py::arg("tables") = 0, py::arg("columns"),
+      py::arg("w2"), py::arg("places") = 0, py::arg("scale13"), py::arg("scale2"), py::arg("shared13"),
+      py::arg("shared2"), py::arg("shared_format"), py::arg("limit"), py::arg("out"), py::arg("out_is_float"),
+      py::arg("images"), py::arg("hidden"), py::arg("parts"), py::arg("state"), py::arg("parts_of_work") = 15,
+      py::arg("world") = 1, py::arg("rank") = 0, py::arg("rows_of_rank") = 0, py::arg("tables") = 0, py::arg("columns"),
       py::arg("variant") = 0, py::arg("ctas"), py::arg("stream"));
 }

@@ -5,7 +5,7 @@ import torch  # noqa: F401  (first, so that one OpenMP runtime is mapped)
 from mega_moe.huge_pages import advise_huge_pages
 from mega_moe.ops.dense import grouped_linear, linear
 from mega_moe.ops.experts import fused_experts
-from mega_moe.ops.packed import pack_for, packed_experts
+from mega_moe.ops.packed import pack_for, packed_experts, packed_slots
 from mega_moe.ops.routing import route
 from mega_moe.weights import SharedExpert, stack_experts
 
@@ -17,6 +17,7 @@ __all__ = [
     "linear",
     "pack_for",
     "packed_experts",
+    "packed_slots",
     "route",
     "stack_experts",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,26 @@ def test_fp8_rows_of_zeros(weights):
     case.x[2] = 0
     got = case.run()
     assert (got[2] == 0).all() and not got.isnan().any()
+
+
+@pytest.mark.parametrize(("tokens", "tile"), [(1, 8), (9, 16), (150, 64), (300, 128)])
+def test_experts_anywhere_in_a_pool_and_slots_alone(weights, tokens, tile):
+    ids = random_ids(tokens, 3, 6)
+    ids[0, 1] = -1
+    case = Case(weights, ids, shared=False)
+    whole = case.run(tile=tile)
+    places = torch.tensor([7, 0, 3, 9, 2, 5], dtype=torch.int32, device="cuda")
+    wide = [torch.randint(0, 256, (11, t.shape[1]), dtype=torch.uint8, device="cuda")
+            for t in (case.packed.w13, case.packed.w2)]  # fmt: skip
+    for to, given in zip(wide, (case.packed.w13, case.packed.w2), strict=True):
+        to[places.long()] = given
+    case.packed = dataclasses.replace(case.packed, w13=wide[0], w2=wide[1])
+    assert_bitwise(case.run(tile=tile, places=places), whole)
+    parts = kernels.slot_results(case.x.float(), case.ids, case.gains, case.packed, limit=LIMIT, places=places)
+    added = torch.zeros_like(whole)
+    for slot in range(3):
+        added += torch.where(case.ids[:, slot, None] >= 0, parts[:, slot], 0)
+    assert_bitwise(added, whole)
 
 
 # ---- several ranks on one device

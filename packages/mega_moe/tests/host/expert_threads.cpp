@@ -87,7 +87,7 @@ std::string launch(const std::vector<ExpertsParams>& ranks, unsigned ctas, uint6
       [&] { experts_kernel<C>(ranks[emulation::me->cta->grid]); }, static_cast<unsigned>(ranks.size()));
 }
 
-constexpr int kPointers = 17;
+constexpr int kPointers = 18;
 
 ExpertsParams params(void* const* pointers, const int64_t* numbers, float limit) {
   const auto number = [&](int i) { return static_cast<int>(numbers[i]); };
@@ -98,7 +98,7 @@ ExpertsParams params(void* const* pointers, const int64_t* numbers, float limit)
   p.x = pointers[0], p.ids = ints(1), p.weights = floats(2), p.offsets = ints(3);
   p.rows = ints(4), p.w13 = at(5), p.w2 = at(6), p.shared13 = at(7), p.shared2 = at(8), p.out = pointers[9];
   p.images = at(10), p.hidden = at(11), p.parts = floats(12), p.state = ints(13);
-  p.scale13 = floats(14), p.scale2 = floats(15);
+  p.scale13 = floats(14), p.scale2 = floats(15), p.places = ints(17);
   p.x_is_float = number(0), p.tokens = number(1), p.slots = number(2), p.d = number(3), p.inter = number(4);
   p.experts = number(5), p.shared_format = number(6), p.out_is_float = number(7), p.parts_of_work = number(8);
   p.limit = limit;
@@ -108,7 +108,7 @@ ExpertsParams params(void* const* pointers, const int64_t* numbers, float limit)
 }  // namespace
 
 // For each of `world` ranks, `pointers`: x, ids, weights, offsets, rows, w13, w2, shared13, shared2, out, images,
-// hidden, parts, state, scale13, scale2, flags; `numbers`: x_is_float, tokens, slots, d, inter, experts, shared_format,
+// hidden, parts, state, scale13, scale2, flags, places; `numbers`: x_is_float, tokens, slots, d, inter, experts, shared_format,
 // out_is_float, parts_of_work, columns, ctas, split. Returns an empty text or what went wrong.
 extern "C" const char* run_experts(void* const* pointers, const int64_t* numbers, float limit, uint64_t seed,
                                    double seconds, int world, int rows_of_rank) {

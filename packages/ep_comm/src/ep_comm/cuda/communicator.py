@@ -170,6 +170,21 @@ class CudaCommunicator(Communicator):
         a.rows_sources = dispatched.sources.data_ptr()
         return out
 
+    def begin_publish(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+        """Checks, and fills the arguments that `publish` reads."""
+        self._alive()
+        arguments.check_dispatch(self.shape, x, ids, weights, "cuda")
+        self._on_device(x=x, ids=ids, weights=weights)
+        self.epoch += 1
+        a = self.args
+        a.tokens, a.x, a.x_narrow = x.shape[0], x.data_ptr(), x.dtype is torch.bfloat16
+        a.ids, a.weights = ids.data_ptr(), weights.data_ptr()
+
+    def launch_publish(self, **arguments_of_it: int) -> None:
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+            self._module.publish(rank=self.args, stream=stream, **arguments_of_it)
+
     def begin_barrier(self) -> None:
         self._alive()
         self.epoch += 1

@@ -26,18 +26,25 @@ class FusedTables(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class FusedSizes:
+    """Of a group's buffers: ranks, the most tokens of a rank, hidden channels, slots of a token."""
+
     ranks: int
     tokens: int
     hidden: int
     top_k: int
-    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require(value > 0, name, value, "1 or more")
+        require(self.hidden % 16 == 0, "hidden", self.hidden, "a multiple of 16")
 
     def offsets(self) -> dict[str, int]:
+        """Where each buffer begins in a rank's memory, and `bytes` of all."""
         sizes = {
-            "x": self.tokens * self.hidden * self.dtype.itemsize,
-            "ids": self.tokens * self.top_k * 4,
+            "x": self.tokens * self.hidden * 2,
             "weights": self.tokens * self.top_k * 4,
+            "slots": self.ranks * self.tokens * self.top_k * 4,
             "parts": self.tokens * (self.top_k + 1) * self.hidden * 4,
             "flags": 2 * self.ranks * 4,
         }
@@ -49,60 +56,53 @@ class _Sizes:
 
 
 class FusedBuffers:
-    """One rank's view of all ranks' buffers.
+    """One rank's view of all ranks' buffers; entry r of a list is rank r's.
 
-    x: [tokens, hidden], ids: int32 [tokens, top_k], weights: float32 [tokens, top_k] a rank. The caller fills its own,
-    with ids -1 for unused tokens; a `barrier` then lets all read. `mega_moe.cuda.ranks.number_rows(buffers.ids, rank,
-    experts)` gives offsets, rows and rows_of_rank; `tables` what the kernel takes.
+    x: bfloat16 [tokens, hidden] and weights: float32 [tokens, top_k], of the rank's own tokens.
+    slots: int32 [ranks, tokens, top_k], by peers: which of this rank's experts each slot of theirs wants, or -1.
+    parts: float32 [tokens * (top_k + 1), hidden], by peers: what their experts gave.
+    flags: int32 [2 * ranks] of the experts' kernel.
+    `ep_comm.cuda.FusedExchange.publish` fills them; `tables` is what the kernel takes beside
+    `mega_moe.cuda.route.permute(buffers.mine, experts)`.
     """
 
-    def __init__(self, memories: list[torch.Tensor], rank: int, sizes: _Sizes) -> None:
+    def __init__(self, memories: list[torch.Tensor], rank: int, sizes: FusedSizes) -> None:
         at = sizes.offsets()
-        self.rank, self._sizes = rank, sizes
+        self.rank, self.sizes = rank, sizes
 
         def parts(name: str, dtype: torch.dtype, *shape: int) -> list[torch.Tensor]:
             count = torch.Size(shape).numel() * dtype.itemsize
             return [m[at[name] : at[name] + count].view(dtype).view(*shape) for m in memories]
 
         tokens, top_k = sizes.tokens, sizes.top_k
-        self.x = parts("x", sizes.dtype, tokens, sizes.hidden)
-        self.ids = parts("ids", torch.int32, tokens, top_k)
+        self.x = parts("x", torch.bfloat16, tokens, sizes.hidden)
         self.weights = parts("weights", torch.float32, tokens, top_k)
+        self.slots = parts("slots", torch.int32, sizes.ranks, tokens, top_k)
         self.parts = parts("parts", torch.float32, tokens * (top_k + 1), sizes.hidden)
         self.flags = parts("flags", torch.int32, 2 * sizes.ranks)
 
-    def tables(self, rows_of_rank: int) -> FusedTables:
-        everybody = self._sizes.ranks * self._sizes.tokens
-        return FusedTables(self.rank, self.x, self.weights, self.parts, self.flags, rows_of_rank, everybody)
+    @property
+    def mine(self) -> torch.Tensor:
+        """int32 [ranks * tokens, top_k], all tokens' slots that want this rank's experts."""
+        return self.slots[self.rank].view(-1, self.sizes.top_k)
+
+    def tables(self) -> FusedTables:
+        s = self.sizes
+        return FusedTables(
+            self.rank, self.x, self.weights, self.parts, self.flags, s.tokens * s.top_k, s.ranks * s.tokens
+        )
 
 
-def virtual_buffers(
-    ranks: int, tokens: int, hidden: int, top_k: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
-) -> list[FusedBuffers]:
+def virtual_buffers(sizes: FusedSizes, device: torch.device) -> list[FusedBuffers]:
     """Of all ranks of one process."""
-    sizes = _checked(ranks, tokens, hidden, top_k, dtype)
     size = sizes.offsets()["bytes"]
-    memories = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(ranks)]
-    return [FusedBuffers(memories, r, sizes) for r in range(ranks)]
+    memories = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(sizes.ranks)]
+    return [FusedBuffers(memories, r, sizes) for r in range(sizes.ranks)]
 
 
-def peer_buffers(
-    symmetric: Symmetric, rank: int, tokens: int, hidden: int, top_k: int, dtype: torch.dtype = torch.bfloat16
-) -> FusedBuffers:
-    """This process's, over memory of `fused_bytes` bytes."""
-    sizes = _checked(len(symmetric.tensors), tokens, hidden, top_k, dtype)
+def peer_buffers(symmetric: Symmetric, rank: int, sizes: FusedSizes) -> FusedBuffers:
+    """This process's, over memory of `sizes.offsets()["bytes"]` bytes."""
+    require(len(symmetric.tensors) == sizes.ranks, "symmetric", f"{len(symmetric.tensors)} ranks", str(sizes.ranks))
     need = sizes.offsets()["bytes"]
     require(symmetric.size >= need, "symmetric", f"{symmetric.size} bytes", f"{need} or more")
     return FusedBuffers(symmetric.tensors, rank, sizes)
-
-
-def fused_bytes(ranks: int, tokens: int, hidden: int, top_k: int, dtype: torch.dtype = torch.bfloat16) -> int:
-    return _checked(ranks, tokens, hidden, top_k, dtype).offsets()["bytes"]
-
-
-def _checked(ranks: int, tokens: int, hidden: int, top_k: int, dtype: torch.dtype) -> _Sizes:
-    for name, value in (("ranks", ranks), ("tokens", tokens), ("hidden", hidden), ("top_k", top_k)):
-        require(value > 0, name, value, "1 or more")
-    require(hidden % 16 == 0, "hidden", hidden, "a multiple of 16")
-    require(dtype in (torch.bfloat16, torch.float32), "dtype", dtype, "bfloat16 or float32")
-    return _Sizes(ranks, tokens, hidden, top_k, dtype)

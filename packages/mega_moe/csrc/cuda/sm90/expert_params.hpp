@@ -33,12 +33,14 @@ struct ExpertsParams {
   const int32_t* offsets;   // [experts + 1], prefix sums of rows sorted by expert
   const int32_t* rows;      // [tokens * slots], position to token * slots + slot
   const uint8_t *w13, *w2;  // packed MXFP4
+  // Where an expert's weights stand among them, [experts]; null: expert e is the e-th.
+  const int32_t* places;
   // W4A8: weights packed for it, and the rows' factors in packed order, [experts, 2 inter] and [experts, d]; else null
   const float *scale13, *scale2;
   const uint8_t *shared13, *shared2;  // packed, or null
   int shared_format;                  // Format
   float limit;
-  void* out;  // [tokens, d], bfloat16 or float32
+  void* out;  // [tokens, d], bfloat16 or float32; not touched without kCombine
   int out_is_float;
   uint8_t* images;  // of x
   uint8_t* hidden;  // images of the first product's result

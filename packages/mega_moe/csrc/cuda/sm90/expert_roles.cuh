@@ -254,7 +254,7 @@ class Producer {
   __device__ const uint8_t* weight_of(const Item& item) const {
     const bool first = item.kind == Kind::first;
     if (s_.plan.has_shared && item.ordinal == 0) return first ? p_.shared13 : p_.shared2;
-    const int expert = item.ordinal - s_.plan.has_shared;
+    const int ordinal = item.ordinal - s_.plan.has_shared, expert = p_.places ? p_.places[ordinal] : ordinal;
     const int64_t bytes =
         first ? weight_bytes(Format::mxfp4, 2 * p_.inter, p_.d) : weight_bytes(Format::mxfp4, p_.d, p_.inter);
     return (first ? p_.w13 : p_.w2) + expert * bytes;

@@ -19,10 +19,11 @@ CHAIN = (1, 2, 4, 8)  # gather, first product, second product, sum of slots: one
 MOST_EXPERTS = 512
 
 
-def fits(packed: PackedExperts, x: torch.Tensor) -> bool:
-    """Whether the device and the sizes are what the kernels are for."""
+def fits(packed: PackedExperts, x: torch.Tensor, count: int | None = None) -> bool:
+    """Whether the device and the sizes are what the kernels are for; `count` of the packed experts, else all."""
     ninety = torch.cuda.get_device_capability(x.device)[0] == 9
-    return ninety and x.shape[1] == packed.d and packed.w13.shape[0] <= MOST_EXPERTS and aligned(x)
+    experts = packed.w13.shape[0] if count is None else count
+    return ninety and x.shape[1] == packed.d and experts <= MOST_EXPERTS and aligned(x)
 
 
 def token_tile(rows: int, experts: int) -> int:
@@ -60,6 +61,8 @@ def experts(
     ctas: int | None = None,
     chain: bool = False,
     ranks: Ranks | None = None,
+    places: torch.Tensor | None = None,
+    slot_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`mega_moe.fused_experts` on packed weights: x and hidden rows are bfloat16, sums float32.
 
@@ -69,16 +72,25 @@ def experts(
     variant: of csrc/cuda/sm90/experts.cu, by default what was best at such sizes; no bit depends on it.
     ranks: experts of several ranks; all ranks launch at the same time, each with CTAs that fit on the device beside
     the others', and offsets and rows are those of `mega_moe.cuda.ranks.number_rows`.
+    places: int32 [experts], where an expert's weights stand in `packed`; by default expert e is the e-th.
+    slot_rows: float32 [T * k, d], takes each slot's result (weight applied; rows of empty slots are left as they are).
+    Nothing is added up then; the result is slot_rows.
     """
-    same_device(x, ids=ids, weights=weights, w13=packed.w13, w2=packed.w2, offsets=offsets, rows=rows, out=out)
+    same_device(x, ids=ids, weights=weights, w13=packed.w13, w2=packed.w2, offsets=offsets, rows=rows, out=out,
+                places=places, slot_rows=slot_rows)  # fmt: skip
     tokens, d = x.shape
-    slots, count = ids.shape[1], packed.w13.shape[0]
+    slots, count = ids.shape[1], packed.w13.shape[0] if places is None else places.numel()
+    if slot_rows is not None:
+        require(
+            ranks is None and not chain and packed_shared(packed) is None, "slot_rows", "with another form", "alone"
+        )
+        out = slot_rows
     result = torch.empty_like(x) if out is None else out
     if tokens == 0 and ranks is None:
         return result
     module = cuda_module("mega_moe")
     fp8 = packed if isinstance(packed, PackedExpertsFp8) else None
-    shared13, shared2 = (None, None) if isinstance(packed, PackedExpertsFp8) else (packed.shared13, packed.shared2)
+    shared13, shared2 = packed_shared(packed) or (None, None)
     shared = shared13 is not None
     columns = TILES[-1] if fp8 else token_tile(tokens * slots, count) if tile is None else tile
     require(columns in TILES, "tile", columns, f"one of {TILES}: tokens of experts at once")
@@ -88,10 +100,11 @@ def experts(
         ctas = multiprocessors(x.device) * (2 if variant % 16 == TWICE else 1)
     everybody = tokens if ranks is None else ranks.everybody
     sizes = module.experts_sizes(everybody, slots, d, packed.inter, count, shared, columns)
-    images, hidden, parts = (workspace(size, x.device) for size in sizes[:3])
+    images, hidden = (workspace(size, x.device) for size in sizes[:2])
+    parts = workspace(sizes[2], x.device) if slot_rows is None else slot_rows
     require(sizes[3] <= packed.state.numel() * 4, "ids", list(ids.shape), "fewer rows")
     table = None if ranks is None else ranks.table()  # read by the call
-    for part in CHAIN if chain else (sum(CHAIN),):
+    for part in CHAIN if chain else (sum(CHAIN if slot_rows is None else CHAIN[:3]),):
         module.experts(
             x=x.data_ptr(),
             x_is_float=x.dtype is torch.float32,
@@ -106,6 +119,7 @@ def experts(
             rows=rows.data_ptr(),
             w13=packed.w13.data_ptr(),
             w2=packed.w2.data_ptr(),
+            places=pointer(places),
             scale13=0 if fp8 is None else fp8.scale13.data_ptr(),
             scale2=0 if fp8 is None else fp8.scale2.data_ptr(),
             shared13=pointer(shared13),
@@ -129,6 +143,34 @@ def experts(
             stream=stream(x.device),
         )
     return result
+
+
+def packed_shared(packed: PackedExperts | PackedExpertsFp8) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Weights of the shared expert, if it is packed beside the others."""
+    if isinstance(packed, PackedExpertsFp8) or packed.shared13 is None or packed.shared2 is None:
+        return None
+    return packed.shared13, packed.shared2
+
+
+def slot_results(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: PackedExperts,
+    *,
+    limit: float,
+    places: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What each slot's expert gives, weight applied: float32 [T, k, d]; rows of empty slots hold anything."""
+    count = packed.w13.shape[0] if places is None else places.numel()
+    offsets, rows = permute(ids, count, shared=False)
+    made = torch.empty(*ids.shape, x.shape[1], device=x.device)
+    tile = token_tile(ids.numel(), count)
+    if tile <= DIRECT:
+        x = x.bfloat16()
+    experts(x, ids, weights, packed, offsets, rows, limit=limit, tile=tile, places=places,
+            slot_rows=made.view(-1, x.shape[1]))  # fmt: skip
+    return made
 
 
 def fused_experts(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 import kernel_core
+from kernel_core.check import require
 from mega_moe.cuda import experts as cuda_experts
 from mega_moe.cuda import experts_sm100, layout, widen
 from mega_moe.ops.experts import fused_experts
@@ -38,6 +41,38 @@ def packed_experts(
     w13, s13, w2, s2, shared = widen.unpack_experts(packed)
     whole = None if shared is None else SharedExpert(*shared)
     return fused_experts(x, ids, weights, w13, s13, w2, s2, limit=limit, shared=whole, out=out)
+
+
+def packed_slots(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: layout.PackedExperts,
+    *,
+    limit: float = 10.0,
+    places: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the expert of each slot gives, times the slot's weight, not added up: float32 [T, k, d].
+
+    x: float32 or bfloat16 [T, d]; ids: int32 [T, k], outside of the experts for an empty slot, whose rows of the
+    result may hold anything; weights: float32 [T, k]. places: int32 [experts], where an expert's weights stand in
+    `packed`; by default expert e is the e-th. A shared expert among the packed ones has no part in it.
+
+    For experts on several ranks: rows go home and are added there in the order of slots, which gives the bits of
+    `packed_experts`. Where the kernels do not run weights are unpacked for every call.
+    """
+    count = packed.w13.shape[0] if places is None else places.numel()
+    require(ids.shape == weights.shape and ids.shape[0] == x.shape[0], "ids", list(ids.shape), "[T, k], as weights")
+    alone = dataclasses.replace(packed, shared13=None, shared2=None)
+    where = kernel_core.elsewhere("mega_moe.packed_slots", x, kernels=True)
+    if where == "cuda" and not kernel_core.use_reference() and cuda_experts.fits(packed, x, count):
+        return cuda_experts.slot_results(x, ids, weights, alone, limit=limit, places=places)
+    if places is not None:
+        alone = dataclasses.replace(alone, w13=alone.w13[places.long()], w2=alone.w2[places.long()])
+    *stored, _ = widen.unpack_experts(alone)
+    rows = x.float().repeat_interleave(ids.shape[1], 0)
+    slots = [t.reshape(-1, 1) for t in (ids, weights)]
+    return fused_experts(rows, *slots, *stored, limit=limit).view(*ids.shape, x.shape[1])
 
 
 def pack_for(
