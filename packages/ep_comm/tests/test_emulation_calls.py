@@ -88,12 +88,8 @@ def test_sizes_that_kernels_do_not_take(fake):
         Together(comms[:1])
     with pytest.raises(ValueError, match="ranks"):
         Together(comms[::-1])
-    assert sizes.ctas_of(Shape(8, 128, 16, 2, 2), 64, True) == 32
-    assert [sizes.ctas_of(Shape(8, n, 16, 2, 2), 16, f) for n, f in ((1, True), (4096, True), (1, False))] == [
-        4,
-        16,
-        16,
-    ]
+    for tokens, most, fixed, ctas in ((1, 132, True, 8), (16, 132, True, 32), (128, 64, True, 64), (1, 16, False, 16)):
+        assert sizes.ctas_of(Shape(8, tokens, 16, 2, 2), most, fixed) == ctas
 
 
 def test_a_missing_rank_an_abort_and_an_end(fake):

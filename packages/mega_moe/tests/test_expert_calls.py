@@ -90,11 +90,11 @@ def test_slots_of_packed_weights(fake, weights, pooled):
         for to, stored in zip(wide, (packed.w13, packed.w2), strict=True):
             to[places.long()] = stored
         packed = dataclasses.replace(packed, w13=wide[0], w2=wide[1])
-    with kernel_core.using("library"):
+    with kernel_core.using("reference"):  # else the fake module is asked
         parts = mega_moe.packed_slots(x, ids, gains, packed, places=places)
     assert parts.shape == (3, 2, 256)
     added = torch.where(ids[..., None] >= 0, parts, 0).sum(1)
-    assert torch.allclose(added, whole, atol=1e-4, rtol=1e-4)
+    assert (added - whole).norm() < 1e-4 * whole.norm()
     got = mega_moe.packed_slots(x, ids, gains, packed, places=places)
     calls = dict(fake.calls)["experts"]
     assert calls["parts_of_work"] == 7 and calls["parts"] == got.data_ptr() and calls["shared13"] == 0

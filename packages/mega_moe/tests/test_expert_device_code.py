@@ -31,6 +31,7 @@ def lib(tmp_path_factory):
         ctypes.c_double,
         ctypes.c_int,
         ctypes.c_int,
+        ctypes.c_int,
     ]
     library.run_experts.restype = ctypes.c_char_p
     return library
@@ -103,13 +104,13 @@ class Launch:
         return self.guarded[1:-1].clone()
 
 
-def launch_all(lib, ranks, *, seed=0, chain=False, rows_of_rank=2**31 - 1, parts=(ALL,)):
+def launch_all(lib, ranks, *, seed=0, chain=False, rows_of_rank=2**31 - 1, parts=(ALL,), met=False):
     """One launch for each rank, all at the same time."""
     pointers = torch.tensor([t.data_ptr() for rank in ranks for t in rank.tensors])
     for part in (GATHER, FIRST, SECOND, COMBINE) if chain else parts:
         numbers = torch.tensor([[*rank.sizes, part, *rank.launch] for rank in ranks], dtype=torch.int64)
         where = address(pointers), address(numbers)
-        error = lib.run_experts(*where, 10.0, seed, SECONDS, len(ranks), rows_of_rank)
+        error = lib.run_experts(*where, 10.0, seed, SECONDS, len(ranks), rows_of_rank, met)
         assert error == b"", error.decode()
         for rank in ranks:
             assert not rank.state[:8].any() and not rank.state[16:].any()
@@ -305,10 +306,11 @@ def test_ranks_give_the_bits_of_one(lib, weights, counts, shared, seed, x_as_flo
     whole = case.run(lib)
     cases, width = split_over_ranks(case, counts, 2)
     ranks = [Launch(each, lib, ctas=2, x_as_float=x_as_float, everybody=sum(counts)) for each in cases]
-    for turn in range(2):
+    for turn in range(3):
         for rank in ranks:
             rank.guarded[1:-1] = torch.nan
-        launch_all(lib, ranks, seed=seed + turn, rows_of_rank=width, chain=turn == 1)
+        # A launch here begins when all ranks' earlier ones have ended: they need not meet inside.
+        launch_all(lib, ranks, seed=seed + turn, rows_of_rank=width, chain=turn == 1, met=turn == 2)
         got = torch.cat([rank.result() for rank in ranks])
         assert_bitwise(got, whole, name=f"turn {turn}")
         assert [int(rank.state[8]) for rank in ranks] == [turn + 1] * 2

@@ -49,12 +49,19 @@ def test_fused_equals_three_steps():
     streams = [torch.cuda.Stream() for _ in range(world)]
     torch.cuda.synchronize()
     received = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(world)]
+    # Step by step for all ranks: a kernel that is loaded at its first use waits for those that wait for others.
+    chosen = []
+    for r, on in enumerate(streams):
+        with torch.cuda.stream(on):
+            chosen.append(exchanges[r].publish(xs[r], ids[r], gains[r], received=received[r]))
+    orders = []
+    for r, on in enumerate(streams):
+        with torch.cuda.stream(on):
+            orders.append(route.permute(buffers[r].mine, each, shared=False))
     for r, on in enumerate(streams):
         tables = rank_tables.Ranks(**buffers[r].tables()._asdict())
         with torch.cuda.stream(on):
-            chosen = exchanges[r].publish(xs[r], ids[r], gains[r], received=received[r])
-            offsets, rows = route.permute(buffers[r].mine, each, shared=False)
-            kernels.experts(buffers[r].x[r], chosen, buffers[r].weights[r], packed[r], offsets, rows,
+            kernels.experts(buffers[r].x[r], chosen[r], buffers[r].weights[r], packed[r], *orders[r],
                             limit=7.0, out=fused[r], ctas=ctas, ranks=tables, tile=16)  # fmt: skip
     torch.cuda.synchronize()
     assert all(kernels.report(p) is None for p in packed)

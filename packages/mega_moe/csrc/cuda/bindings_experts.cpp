@@ -19,9 +19,9 @@ using namespace mega_moe::sm90;
 namespace {
 
 // `tables`: addresses on the host, [x, weights, parts, flags][rank]; not read for one rank.
-Ranks ranks(int world, int rank, int rows, const uint64_t* tables) {
+Ranks ranks(int world, int rank, int rows, bool met, const uint64_t* tables) {
   if (world < 1 || world > kMostRanks) throw std::invalid_argument("world: got " + std::to_string(world));
-  Ranks out{.world = world, .rank = rank, .rows = rows, .x = {}, .weights = {}, .parts = {}, .flags = {}};
+  Ranks out{.world = world, .rank = rank, .rows = rows, .met = met, .x = {}, .weights = {}, .parts = {}, .flags = {}};
   for (int i = 0; world > 1 && i < world; ++i) {
     out.x[i] = pointer<const void>(tables[i]);
     out.weights[i] = pointer<const float>(tables[world + i]);
@@ -48,8 +48,8 @@ void bind_experts(py::module_& m) {
          uintptr_t weights, uintptr_t offsets, uintptr_t rows, uintptr_t w13, uintptr_t w2, uintptr_t places,
          uintptr_t scale13, uintptr_t scale2, uintptr_t shared13, uintptr_t shared2, int shared_format, float limit,
          uintptr_t out, bool out_is_float, uintptr_t images, uintptr_t hidden, uintptr_t parts, uintptr_t state,
-         int parts_of_work, int world, int rank, int rows_of_rank, uintptr_t tables, int columns, int variant, int ctas,
-         uintptr_t stream) {
+         int parts_of_work, int world, int rank, int rows_of_rank, bool met, uintptr_t tables, int columns, int variant,
+         int ctas, uintptr_t stream) {
         check(experts({.x = pointer<const void>(x),
                        .x_is_float = x_is_float,
                        .tokens = tokens,
@@ -76,7 +76,7 @@ void bind_experts(py::module_& m) {
                        .hidden = pointer<uint8_t>(hidden),
                        .parts = pointer<float>(parts),
                        .state = pointer<int32_t>(state),
-                       .ranks = ranks(world, rank, rows_of_rank, pointer<const uint64_t>(tables)),
+                       .ranks = ranks(world, rank, rows_of_rank, met, pointer<const uint64_t>(tables)),
                        .parts_of_work = parts_of_work},
                       columns, variant, ctas, as_stream(stream)),
               "experts");
@@ -86,6 +86,6 @@ void bind_experts(py::module_& m) {
       py::arg("w2"), py::arg("places") = 0, py::arg("scale13"), py::arg("scale2"), py::arg("shared13"),
       py::arg("shared2"), py::arg("shared_format"), py::arg("limit"), py::arg("out"), py::arg("out_is_float"),
       py::arg("images"), py::arg("hidden"), py::arg("parts"), py::arg("state"), py::arg("parts_of_work") = 15,
-      py::arg("world") = 1, py::arg("rank") = 0, py::arg("rows_of_rank") = 0, py::arg("tables") = 0, py::arg("columns"),
-      py::arg("variant") = 0, py::arg("ctas"), py::arg("stream"));
+      py::arg("world") = 1, py::arg("rank") = 0, py::arg("rows_of_rank") = 0, py::arg("met") = false,
+      py::arg("tables") = 0, py::arg("columns"), py::arg("variant") = 0, py::arg("ctas"), py::arg("stream"));
 }

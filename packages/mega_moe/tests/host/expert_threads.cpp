@@ -108,15 +108,15 @@ ExpertsParams params(void* const* pointers, const int64_t* numbers, float limit)
 }  // namespace
 
 // For each of `world` ranks, `pointers`: x, ids, weights, offsets, rows, w13, w2, shared13, shared2, out, images,
-// hidden, parts, state, scale13, scale2, flags, places; `numbers`: x_is_float, tokens, slots, d, inter, experts, shared_format,
-// out_is_float, parts_of_work, columns, ctas, split. Returns an empty text or what went wrong.
+// hidden, parts, state, scale13, scale2, flags, places; `numbers`: x_is_float, tokens, slots, d, inter, experts,
+// shared_format, out_is_float, parts_of_work, columns, ctas, split. Returns an empty text or what went wrong.
 extern "C" const char* run_experts(void* const* pointers, const int64_t* numbers, float limit, uint64_t seed,
-                                   double seconds, int world, int rows_of_rank) {
+                                   double seconds, int world, int rows_of_rank, int met) {
   std::vector<ExpertsParams> ranks;
   for (int r = 0; r < world; ++r) ranks.push_back(params(pointers + kPointers * r, numbers + 12 * r, limit));
   for (int r = 0; r < world; ++r) {
     Ranks& table = ranks[r].ranks;
-    table.world = world, table.rank = r, table.rows = rows_of_rank;
+    table.world = world, table.rank = r, table.rows = rows_of_rank, table.met = met != 0;
     for (int i = 0; i < world; ++i) {
       table.x[i] = ranks[i].x, table.weights[i] = ranks[i].weights, table.parts[i] = ranks[i].parts;
       table.flags[i] = static_cast<int32_t*>(pointers[kPointers * i + 16]);

@@ -23,6 +23,7 @@ class FusedTables(NamedTuple):
     flags: list[torch.Tensor]
     rows_of_rank: int
     everybody: int
+    met: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class FusedBuffers:
     slots: int32 [ranks, tokens, top_k], by peers: which of this rank's experts each slot of theirs wants, or -1.
     parts: float32 [tokens * (top_k + 1), hidden], by peers: what their experts gave.
     flags: int32 [2 * ranks] of the experts' kernel.
-    `ep_comm.cuda.FusedExchange.publish` fills them; `tables` is what the kernel takes beside
+    `ep_comm.cuda.FusedExchange.publish` fills them, and has all ranks meet; `tables` is what the kernel takes beside
     `mega_moe.cuda.route.permute(buffers.mine, experts)`.
     """
 
@@ -88,9 +89,8 @@ class FusedBuffers:
 
     def tables(self) -> FusedTables:
         s = self.sizes
-        return FusedTables(
-            self.rank, self.x, self.weights, self.parts, self.flags, s.tokens * s.top_k, s.ranks * s.tokens
-        )
+        rows, everybody = s.tokens * s.top_k, s.ranks * s.tokens
+        return FusedTables(self.rank, self.x, self.weights, self.parts, self.flags, rows, everybody, met=True)
 
 
 def virtual_buffers(sizes: FusedSizes, device: torch.device) -> list[FusedBuffers]:

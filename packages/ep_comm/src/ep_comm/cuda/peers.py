@@ -22,8 +22,6 @@ from ep_comm.shape import Shape
 from kernel_core.check import require
 from kernel_core.cuda import cuda_module, multiprocessors
 
-_CTAS = 32  # of 512 threads: what fills a link; the rest of the GPU computes
-
 
 class Symmetric:
     """`size` bytes of zeros on each rank's current GPU, mapped by all. Made and closed by all ranks together."""
@@ -94,6 +92,7 @@ class PeerConnection(Connection):
 
     def close(self) -> None:
         self.closed = True
+        self._moves.device.close()
         self._symmetric.close(self._seconds)
 
 
@@ -112,7 +111,8 @@ def peers(
 
     group: a torch.distributed group with a CPU backend (gloo), of shape.ranks processes; its ranks are the
     communicator's. store: where transfers and small host collectives meet, the default group's without it.
-    device: the current GPU without it. ctas: the most a launch has. fixed, packed: as in `virtual`.
+    device: the current GPU without it. ctas: the most a launch has, all multiprocessors without it: fewer leave room
+    for other kernels and send slower. fixed, packed: as in `virtual`.
 
     Made by all ranks together. Raises ValueError for sizes that kernels do not take, and Mismatch where ranks differ in
     shape; RuntimeError from CUDA where GPUs do not reach each other.
@@ -141,7 +141,7 @@ def peers(
         symmetric = Symmetric(group, rank, size)
         connection = PeerConnection(group, named, rank, symmetric, timeout)
         made = CudaCommunicator(
-            shape, rank, where, connection, timeout=timeout, ctas=ctas or min(_CTAS, most), fixed=fixed, packed=packed
+            shape, rank, where, connection, timeout=timeout, ctas=ctas or most, fixed=fixed, packed=packed
         )
         torch.cuda.synchronize(where)
     dist.barrier(group)

@@ -8,8 +8,7 @@ from ep_comm.shape import Shape
 from kernel_core.check import require
 
 MOST_RANKS, MOST_SLOTS, MOST_HERE = 64, 32, 16
-_TOKENS_A_CTA = 4  # of a fixed dispatch: below it CTAs find too few rows to be worth their wait for each other
-_FEWEST = 4
+_CTAS_A_TOKEN, _FEWEST = 2, 8  # of fixed rows: with more, CTAs find too few to be worth their wait for each other
 
 
 def check_shape(shape: Shape) -> None:
@@ -23,7 +22,7 @@ def ctas_of(shape: Shape, most: int, fixed: bool) -> int:
     """CTAs of a rank's launch, at most `most`: all for packed rows, fewer for the few tokens of fixed ones."""
     if not fixed:
         return most
-    return max(1, min(most, max(_FEWEST, -(-shape.max_tokens // _TOKENS_A_CTA))))
+    return max(1, min(most, max(_FEWEST, _CTAS_A_TOKEN * shape.max_tokens)))
 
 
 def gpu(device: torch.device | str) -> torch.device:

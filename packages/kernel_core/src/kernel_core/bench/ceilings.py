@@ -15,6 +15,7 @@ class Ceilings:
 
     read_gbps: bytes read, in 10^9 a second, from a buffer beyond the caches. copy_gbps: bytes read plus bytes
     written. f32_tflops and bf16_tflops: 10^12 operations a second, a multiply-add being two; bf16 is the tile unit.
+    h2d_gbps: bytes from the host to a GPU. link_gbps: bytes from a GPU to another's memory, while all GPUs send.
     """
 
     read_gbps: float | None = None
@@ -23,6 +24,7 @@ class Ceilings:
     bf16_tflops: float | None = None
     fp8_tflops: float | None = None
     h2d_gbps: float | None = None
+    link_gbps: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
         """The `ceilings` object of a ledger row."""

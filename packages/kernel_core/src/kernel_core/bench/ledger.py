@@ -25,10 +25,11 @@ def bound_us(moved: int, flops: int, ceilings: Ceilings, compute: str = "f32", p
     """The larger of bytes and operations over their ceiling, in microseconds; None when a needed ceiling is missing.
 
     Bytes go over the read bandwidth, or over that of a copy where no reads were measured, as on a GPU; with `path`
-    "h2d" over the link from the host.
+    "h2d" over the link from the host, with "link" over that to another GPU.
     """
     rate = getattr(ceilings, f"{compute}_tflops")
-    bandwidth = ceilings.h2d_gbps if path == "h2d" else ceilings.read_gbps or ceilings.copy_gbps
+    links = {"h2d": ceilings.h2d_gbps, "link": ceilings.link_gbps}
+    bandwidth = links[path] if path in links else ceilings.read_gbps or ceilings.copy_gbps
     if (moved and not bandwidth) or (flops and not rate):
         return None
     memory = moved / (bandwidth * 1e3) if moved and bandwidth else 0.0

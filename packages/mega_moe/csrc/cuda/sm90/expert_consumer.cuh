@@ -103,7 +103,7 @@ class Consumer {
 
   // Before anything of another rank is read or written.
   __device__ void begin_with_ranks() const {
-    if (p_.ranks.world == 1) return;
+    if (p_.ranks.world == 1 || p_.ranks.met) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       __threadfence_system();
       tell_ranks(p_, 0);

@@ -18,6 +18,7 @@ inline constexpr int kMostRanks = 8;
 struct Ranks {
   int world, rank;  // 1, 0: no other rank
   int rows;         // numbers of rows are rank * rows + token * slots + slot
+  bool met;         // a barrier of all ranks came before: inputs are there, and parts may be written
   const void* x[kMostRanks];
   const float* weights[kMostRanks];
   float* parts[kMostRanks];

@@ -26,6 +26,7 @@ __device__ inline void tell_ranks(const ExpertsParams& p, int kind) {
 
 // Threads 0 to world - 1 wait for all ranks' flags of a kind.
 __device__ inline void wait_for_ranks(const ExpertsParams& p, int kind, int thread) {
+  if (kind == 0 && p.ranks.met) return;
   if (p.ranks.world > 1 && thread < p.ranks.world)
     wait_for_flag(p.ranks.flags[p.ranks.rank], kind + thread, p.state, epoch(p));
 }

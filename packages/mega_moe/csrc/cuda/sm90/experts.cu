@@ -55,8 +55,14 @@ bool fits(const ExpertsParams& p, int ctas) {
 // One rank's tables are its own arguments.
 ExpertsParams with_ranks(ExpertsParams p) {
   if (p.ranks.world > 1) return p;
-  p.ranks = {
-      .world = 1, .rank = 0, .rows = INT32_MAX, .x = {p.x}, .weights = {p.weights}, .parts = {p.parts}, .flags = {}};
+  p.ranks = {.world = 1,
+             .rank = 0,
+             .rows = INT32_MAX,
+             .met = false,
+             .x = {p.x},
+             .weights = {p.weights},
+             .parts = {p.parts},
+             .flags = {}};
   return p;
 }
 

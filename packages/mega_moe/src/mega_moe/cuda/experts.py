@@ -92,10 +92,11 @@ def experts(
     fp8 = packed if isinstance(packed, PackedExpertsFp8) else None
     shared13, shared2 = packed_shared(packed) or (None, None)
     shared = shared13 is not None
-    columns = TILES[-1] if fp8 else token_tile(tokens * slots, count) if tile is None else tile
+    usual = slots * max(tokens, 0 if ranks is None else ranks.most)  # rows for this rank's experts
+    columns = TILES[-1] if fp8 else token_tile(usual, count) if tile is None else tile
     require(columns in TILES, "tile", columns, f"one of {TILES}: tokens of experts at once")
     if variant is None:
-        variant = 0 if fp8 else default_variant(tokens * slots, count, columns)
+        variant = 0 if fp8 else default_variant(usual, count, columns)
     if ctas is None:
         ctas = multiprocessors(x.device) * (2 if variant % 16 == TWICE else 1)
     everybody = tokens if ranks is None else ranks.everybody
@@ -136,6 +137,7 @@ def experts(
             world=1 if ranks is None else len(ranks.x),
             rank=0 if ranks is None else ranks.rank,
             rows_of_rank=0 if ranks is None else ranks.rows_of_rank,
+            met=ranks is not None and ranks.met,
             tables=0 if table is None else table.data_ptr(),
             columns=columns,
             variant=variant,

@@ -18,6 +18,9 @@ class Ranks:
     where any rank stores what its experts give; flags: int32 [2 * ranks], zero before the first launch.
     rows_of_rank: `rows` of the permutation hold rank * rows_of_rank + token * k + slot; the most tokens * k of a rank.
     everybody: tokens of all ranks, an upper bound for workspaces.
+    most: tokens of the rank that has most, where it is known: tiles are made for it. No bit depends on it.
+    met: all ranks have met on the stream since the launch before, with x and weights in place; else they meet inside
+        the kernel.
     """
 
     rank: int
@@ -27,6 +30,8 @@ class Ranks:
     flags: Sequence[torch.Tensor]
     rows_of_rank: int
     everybody: int
+    met: bool = False
+    most: int = 0
 
     def __post_init__(self) -> None:
         world = len(self.x)
