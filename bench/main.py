@@ -16,10 +16,10 @@ from rich.table import Table
 import kernel_core
 from bench import format, gate, ledger, report, tables
 from bench.discover import ROOT, Entry, Found, discover, select
-from bench.status import CURRENT, STALE, states
+from bench.status import CURRENT, STALE, gpus_of, states, states_of_ops
 from kernel_core.bench import Case, append_row, ceilings, check_case, cuda_ceilings, device_ledger, run_case
 
-COMMANDS = ("run", "list", "status", "tables", "plot", "rank", "spec", "profile", "cache")
+COMMANDS = ("run", "list", "status", "tables", "plot", "rank", "spec", "profile", "cache", "ep")
 _EXAMPLES = """\b
 Examples:
   fathom bench list                          what can be run
@@ -34,6 +34,7 @@ Examples:
   fathom bench spec                          what speculation gains, by concurrency
   fathom bench profile --steps 8             trace of decode steps for Perfetto
   fathom bench cache --traces FOLDER         the KV cache: hits on traces, index, erasure code
+  fathom bench ep --gpus 2                   expert parallelism between the GPUs of this host
 """
 
 app = typer.Typer(help="Time kernels beside their reference and against measured ceilings.", add_completion=False,
@@ -133,7 +134,12 @@ def status_command(
     for device, rows in {"cpu": [], **ledger.load(results)}.items():
         table = Table("op", "point", "state", "measured", title=f"{device}.jsonl", title_justify="left")
         kind = "cpu" if device == "cpu" else "cuda"
-        all_states = states(found.on(kind), rows, missing=device == "cpu")
+        if gpus_of(device) > 1:
+            from bench.ep.rows import OPS, digest
+
+            all_states = states_of_ops({op: digest(op) for op in OPS}, rows)
+        else:
+            all_states = states(found.on(kind), rows, missing=device == "cpu")
         for state in all_states:
             if state.state != CURRENT:
                 table.add_row(state.op, state.point, state.state, state.date)
@@ -398,6 +404,26 @@ def cache_command(
         command.run(console, traces, out, page, quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+@app.command("ep")
+def ep_command(
+    gpus: Annotated[int, typer.Option(help="processes, a GPU each", min=2)] = 2,
+    parts: Annotated[
+        str, typer.Option(help="of faults, traffic, moves, experts, engine")
+    ] = "faults,traffic,moves,experts,engine",
+    quick: Annotated[bool, typer.Option("--quick", help="a few small sizes; writes no default file")] = False,
+    out: Annotated[Path | None, typer.Option(help="ledger file; default: bench/results/DEVICExGPUS.jsonl")] = None,
+) -> None:
+    """Check and measure expert parallelism between GPUs: dispatch, combine, moves, fused experts, the engine."""
+    from bench.ep import command
+
+    try:
+        status = command.run(console, gpus, [p for p in parts.split(",") if p], quick, out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if status:
+        raise typer.Exit(status)
 
 
 def _numbers(text: str) -> list[int]:

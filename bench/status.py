@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bench.discover import Found
@@ -39,3 +40,19 @@ def states(found: Found, rows: Iterable[Row], *, missing: bool = True) -> list[S
         points.discard(key)
         result.append(State(row["op"], row["point"], state, row["date"]))
     return result + [State(op, point, MISSING, "") for op, point in sorted(points) if missing]
+
+
+def gpus_of(device: str) -> int:
+    """How many GPUs a ledger's rows are of, by its name: 2 for "h200x2", 1 for "h200"."""
+    found = re.search(r"x(\d+)$", device)
+    return int(found[1]) if found else 1
+
+
+def states_of_ops(digests: Mapping[str, str], rows: Iterable[Row]) -> list[State]:
+    """States of rows whose points no bench lists: of several GPUs. An op without a digest is gone."""
+    made = []
+    for row in rows:
+        now = digests.get(row["op"])
+        state = ORPHAN if now is None else CURRENT if row["digest"] == now else STALE
+        made.append(State(row["op"], row["point"], state, row["date"]))
+    return made

@@ -29,7 +29,7 @@ def bound_us(moved: int, flops: int, ceilings: Ceilings, compute: str = "f32", p
     """
     rate = getattr(ceilings, f"{compute}_tflops")
     links = {"h2d": ceilings.h2d_gbps, "link": ceilings.link_gbps}
-    bandwidth = links[path] if path in links else ceilings.read_gbps or ceilings.copy_gbps
+    bandwidth = links.get(path, ceilings.read_gbps or ceilings.copy_gbps)
     if (moved and not bandwidth) or (flops and not rate):
         return None
     memory = moved / (bandwidth * 1e3) if moved and bandwidth else 0.0

@@ -1,0 +1,1 @@
+"""Expert parallelism over the GPUs of one host: checked and measured (`fathom bench ep`)."""
