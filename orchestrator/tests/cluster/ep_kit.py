@@ -8,7 +8,7 @@ import ep_comm
 from orchestrator.cluster.local_ep import LocalExpertParallel
 from orchestrator.cluster.options import EpOptions
 from orchestrator.cluster.plan_process import PlanHere
-from orchestrator.cluster.rank import Killed, Worker
+from orchestrator.cluster.worker import Killed, Worker
 from orchestrator.cluster.workers import ThreadWorkers
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.engine import Engine
@@ -41,8 +41,11 @@ class Fuse:
         return self._link.combine(*args, **options)
 
 
-def start(model, options, *, faults=None, delays=None, workers=None, transport=None):
-    """`faults`: worker -> (kind, n), counted anew in every epoch. `workers` receives the `Worker` objects by number."""
+def start(model, options, *, faults=None, delays=None, workers=None, transport=None, launcher=None):
+    """`faults`: worker -> (kind, n), counted anew in every epoch. `workers` receives the `Worker` objects by number.
+
+    `launcher` makes each worker's device for overlapped steps.
+    """
     faults = dict(faults or {})
     options = options.resolved(model.config)
 
@@ -52,13 +55,19 @@ def start(model, options, *, faults=None, delays=None, workers=None, transport=N
 
         copy = Transformer(model.weights, model.tables)
         source = LoadedExperts(model.weights)
-        worker = Worker(number, options, copy, None, source, mailbox, planner=PlanHere, wrap=wrap, delays=delays)
+        device = launcher() if launcher is not None else None
+        worker = Worker(
+            number, options, copy, None, source, mailbox, planner=PlanHere, wrap=wrap, delays=delays, launcher=device
+        )  # fmt: skip
         if workers is not None:
             workers[number] = worker
         try:
             worker.run()
         except Killed:
             return
+        finally:
+            if device is not None:
+                device.close()
 
     threads = ThreadWorkers(options.ranks, options, model.config, run, transport or ep_comm.threads)
     return LocalExpertParallel(threads, options, model.config)

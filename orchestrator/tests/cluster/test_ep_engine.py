@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import pytest
-from ep_kit import EpOptions, alone, config, requests, start, together
+from ep_kit import EpOptions, alone, config, listen, requests, start, together
 
-LAYERS = 12  # of v41-nano
+from orchestrator.engine.launch import InOrder
+from orchestrator.engine.launch import Worker as Behind
+
+LAYERS, STAGES = 12, 3  # of v41-nano
+BEHIND = {"one by one": None, "overlapped": InOrder, "overlapped, behind": Behind}
 
 
-@pytest.mark.parametrize(("ranks", "speculation"), [(1, "off"), (2, "off"), (3, 3), (4, "scheduled"), (7, 5)])
-def test_tokens_are_those_of_one_rank(nano, ranks, speculation):
-    asked = requests(5, tokens=8)
-    expected = alone(nano, asked, config(speculation=speculation))
-    group = start(nano, EpOptions(ranks, engine=config(speculation=speculation)))
-    heard = together(group, asked)
+def collectives(group, stages=STAGES):
+    """All ranks made the same number: two a layer and stage, in every step."""
+    (made,) = {(said.steps, said.collectives) for said in group.left.values()}
+    assert made[0] > 5 and made[1] == 2 * (LAYERS + stages) * made[0]
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(nano):
+    """Of one rank without drafts; its own drafts change nothing (`orchestrator/tests/engine`)."""
+    return alone(nano, requests(5, tokens=8), config(speculation="off"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "speculation", "steps"),
+    [
+        (1, 5, "overlapped"),
+        (2, "off", "overlapped, behind"),
+        (3, 3, "one by one"),
+        (3, 5, "overlapped, behind"),
+        (4, "scheduled", "overlapped"),
+        (7, "scheduled", "one by one"),
+    ],
+)
+def test_tokens_are_those_of_one_rank(nano, expected, ranks, speculation, steps):
+    group = start(nano, EpOptions(ranks, engine=config(speculation=speculation)), launcher=BEHIND[steps])
+    heard = together(group, requests(5, tokens=8))
     group.close()
     assert heard == expected
-    left = group.left.values()
-    assert len(left) == ranks
-    assert len({(said.steps, said.collectives) for said in left}) == 1
-    first = group.left[0]
-    assert first.steps > 5 and first.collectives == 2 * LAYERS * first.steps
+    assert len(group.left) == ranks
+    collectives(group, 0 if speculation == "off" else STAGES)
 
 
 def test_preemption_and_more_requests_than_slots(nano):
@@ -40,8 +62,6 @@ def test_an_aborted_request_ends_and_the_others_go_on(nano):
     group = start(nano, EpOptions(2, engine=config()))
     ids = [group.submit(prompt, params) for prompt, params in asked]
     heard = {}
-    from ep_kit import listen
-
     while len(heard.get(ids[2], [])) < 3:
         listen(heard, group.poll())
     group.abort(ids[2])
@@ -74,7 +94,9 @@ def test_options_that_cannot_be(nano):
         ({"ranks": 3, "slots": 2}, "slots"),
         ({"ranks": 2, "timeout": 0}, "timeout"),
         ({"ranks": 2, "bytes_per_step": 0}, "bytes_per_step"),
-        ({"ranks": 2, "engine": config(overlap=True)}, "overlap"),
+        ({"ranks": 2, "domain": -1}, "domain"),
+        ({"ranks": 2, "patience": 0}, "patience"),
+        ({"ranks": 2, "statistics": "vision"}, "statistics"),
     ):
         with pytest.raises(ValueError, match=name):
             EpOptions(**bad).resolved(nano.config)

@@ -134,9 +134,10 @@ def test_padding_goes_nowhere_and_is_not_counted(weights):
     received = 0
     for (x, ids, chances, _), out, count in zip(padded, outs, counts, strict=True):
         assert torch.equal(out[:5], on_one_rank(weights, x[:5], ids[:5], chances[:5]))
-        count.end_step()
-        assert count.window.counts().sum() == 5 * TOP_K
-        assert (count.window.counts()[0, 0] == np.bincount(ids[:5].flatten(), minlength=EXPERTS)).all()
+        count.ended()
+        count.file(count.oldest().kinds)
+        assert count.window.last().sum() == 5 * TOP_K
+        assert (count.window.last()[0, 0] == np.bincount(ids[:5].flatten(), minlength=EXPERTS)).all()
         received += count.last_received().sum()
     assert received == 2 * 5 * TOP_K
 
@@ -180,4 +181,47 @@ def test_a_rank_that_counts_wrongly_is_refused():
         counts.routed(0, ids, np.ones(4, np.bool_))
     counts._rows[1] = 4  # rows that no layer noted
     with pytest.raises(ValueError, match="tokens"):
-        counts.end_step()
+        counts.ended()
+
+
+@pytest.mark.parametrize("statistics", ["all", "prefill", "decode"])
+def test_prompts_and_decoding_are_counted_apart(statistics):
+    """Two ranks, one of which reads a prompt in one of its steps: both file that step as one of either kind."""
+    rng = np.random.default_rng(3)
+    ranks = [StepCounts(1, EXPERTS, TOP_K, 2, statistics) for _ in range(2)]
+    told = {kind: [] for kind in ("prefill", "decode")}
+    for step in range(4):
+        kinds = 0
+        for rank, counts in enumerate(ranks):
+            ids = np.array([rng.permutation(EXPERTS)[:TOP_K] for _ in range(6)], np.int32)
+            owner, valid = np.array([0, 0, 0, 1, 2, 9]), np.arange(6) < 5  # the last row is padding
+            counts.began([step == 2 and rank == 0, False])  # the third request is one of an overlapped step's end
+            counts.routed(0, ids, valid, owner)
+            counts.received(0, 7 + step)
+            counts.ended()
+            kinds |= counts.oldest().kinds
+            reads = valid & (owner == 0) & (step == 2 and rank == 0)
+            for kind, mine in (("prefill", reads), ("decode", valid & ~reads)):
+                told[kind].append(np.bincount(ids[mine].ravel(), minlength=EXPERTS))
+        for counts in ranks:
+            counts.file(kinds)
+    assert ranks[0].steps == ranks[1].steps == {"all": 4, "prefill": 1, "decode": 4}
+    assert ranks[0].last_kinds().tolist() == [2, 2, 3, 2] and (ranks[1].last_received() == [[7], [8], [9], [10]]).all()
+    both = np.array(told["prefill"]) + np.array(told["decode"])
+    by_step = {"all": both, "prefill": np.array(told["prefill"])[4:6], "decode": np.array(told["decode"])}[statistics]
+    for rank, counts in enumerate(ranks):
+        expected = by_step[rank::2][-2:]
+        assert (counts.window.last()[:, 0] == expected).all() and len(counts.window.last()) == len(expected)
+
+
+def test_without_owners_a_step_is_of_one_kind():
+    counts = StepCounts(1, EXPERTS, TOP_K, 4)
+    for prompts, kinds in (((), 2), ((True, True), 1), ((True, False), 2)):
+        counts.began(prompts)
+        counts.routed(0, np.zeros((2, TOP_K), np.int32), np.ones(2, np.bool_))
+        counts.ended()
+        assert counts.oldest().kinds == kinds
+        counts.file(kinds)
+    counts.began(())
+    counts.ended()  # a rank without a row
+    assert counts.oldest().kinds == 0 and not counts.oldest().routed.any()

@@ -164,7 +164,7 @@ def test_a_failed_step_and_a_failed_request_leave_nothing(kit, nano, monkeypatch
     expected, _ = one(kit, engine, prompt)
     blocks, whole = engine.scheduler.blocks, engine.runner.forward
 
-    def broken(batch, recorder=None):
+    def broken(*given):
         raise MemoryError("planted")
 
     monkeypatch.setattr(engine.runner, "forward", broken)
@@ -174,7 +174,7 @@ def test_a_failed_step_and_a_failed_request_leave_nothing(kit, nano, monkeypatch
     engine.abort("a")
     assert blocks.used == 0 and blocks.free == blocks.capacity
     other = kit.prompt_of(300, 11)
-    monkeypatch.setattr(engine.runner, "forward", lambda batch, recorder=None: whole(batch, recorder) * torch.nan)
+    monkeypatch.setattr(engine.runner, "forward", lambda *given: whole(*given) * torch.nan)
     _, end = one(kit, engine, other)
     assert end.reason == "error" and blocks.match(engine.prefix.chain_of(other).keys) == []
     monkeypatch.setattr(engine.runner, "forward", whole)

@@ -158,7 +158,7 @@ def test_an_abort_gives_a_fetch_up(kit, nano, client_of):
 def test_rows_without_a_distribution_are_not_stored(kit, nano, client_of, monkeypatch):
     engine, prompt = engine_of(kit, nano, "bounded", client_of), kit.prompt_of(600, 8)
     whole = engine.runner.forward
-    monkeypatch.setattr(engine.runner, "forward", lambda batch, recorder=None: whole(batch, recorder) * torch.nan)
+    monkeypatch.setattr(engine.runner, "forward", lambda *given: whole(*given) * torch.nan)
     _, end = one(kit, engine, prompt)
     assert end.reason == "error"
     assert engine.prefix.tier.match(prompt, engine.prefix.root_of("")).blocks == 0

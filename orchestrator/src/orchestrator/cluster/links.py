@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from ep_comm import Communicator, Shape
+    from ep_comm.cuda import FusedExchange
 
 
 class Pair(NamedTuple):
-    """`data` carries dispatch and combine, `control` everything that the host does."""
+    """`data` carries dispatch and combine, `control` everything that the host does.
+
+    fused: of GPUs, where experts read and write peers' memory. closing: what else ends with the links.
+    """
 
     data: Communicator
     control: Communicator
+    fused: FusedExchange | None = None
+    closing: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def moves(self) -> Communicator:
+        """What carries weights: the link whose memory they are in."""
+        return self.control if getattr(self.data, "device", None) is None else self.data
 
     def close(self) -> None:
-        for link in self:
-            link.close()
+        self.data.close()
+        for close in self.closing:
+            close()
+        self.control.close()
 
 
 class Links(Protocol):

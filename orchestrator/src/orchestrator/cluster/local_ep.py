@@ -1,8 +1,8 @@
 """An expert-parallel engine on one host: starts workers, spreads requests, and goes on when one of them dies.
 
-A failure ends the epoch. Survivors form the next one, find new places for the experts, and are given all unfinished
-requests again with the tokens that came so far: those are computed again as one reads a prompt, so what follows is what
-would have followed. A token counts once, by (epoch, request, index).
+A failure ends the epoch. Survivors form the next one, find new places for the experts, and go on with the requests that
+they have. Those of the dead are given to them with the tokens that came so far, which are computed again as one reads a
+prompt, so what follows is what would have followed. A token counts once, by (worker that has the request, index).
 """
 
 from __future__ import annotations
@@ -12,15 +12,29 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from kernel_core.check import require
 from orchestrator.balance.eplb.placement import smallest_slots
-from orchestrator.cluster.messages import Abort, Broke, Failed, Form, Leave, Left, Refused, Serving, Submit, Told, Up
+from orchestrator.cluster.messages import (
+    Abort,
+    Balance,
+    Broke,
+    Failed,
+    Form,
+    Leave,
+    Left,
+    Refused,
+    Serving,
+    Submit,
+    Told,
+    Up,
+)
 from orchestrator.cluster.options import EpOptions
 from orchestrator.cluster.workers import GONE, Workers
+from orchestrator.engine.handoff.given_out import GivenOut
 from orchestrator.engine.request import Event, Finished, Ready, SamplingParams, TokenOutput
 from orchestrator.model.config import ModelConfig
 
@@ -33,7 +47,8 @@ _TICK_S = 0.05
 class Resize:
     """One change of the group: which workers were lost, and what it took until steps ran again.
 
-    `seconds` from the first sign of the failure; bytes of experts that the survivors had to get, over all ranks.
+    `seconds` from the first sign of the failure; bytes of experts that the survivors had to get, over all ranks;
+    `kept` requests went on where they were, `replayed` ones were given to another worker.
     """
 
     epoch: int
@@ -42,16 +57,13 @@ class Resize:
     seconds: float
     from_peers: int
     from_checkpoint: int
+    kept: int
+    replayed: int
 
 
 @dataclass
-class _Request:
-    id: str
-    prompt: tuple[int, ...]
-    params: SamplingParams
+class _Request(GivenOut):
     worker: int = -1
-    ready: bool = False
-    tokens: list[int] = field(default_factory=list)
 
 
 class LocalExpertParallel:
@@ -60,7 +72,9 @@ class LocalExpertParallel:
     Attributes:
         epoch: of the present group. members: its workers, in the order of ranks.
         resizes: changes so far. left: what the workers said when they left.
-        dropped: messages of epochs that were over, and tokens that had come before.
+        dropped: messages of epochs that were over, of workers that had lost a request, tokens that had come before.
+        balance: how evenly experts are loaded and what became of plans in this epoch, as rank 0 said last.
+        bytes_read: of the checkpoint's tensors, by worker: all but experts, and the experts that it holds or held.
     """
 
     def __init__(self, workers: Workers, options: EpOptions, model: ModelConfig) -> None:
@@ -75,6 +89,8 @@ class LocalExpertParallel:
         self.resizes: list[Resize] = []
         self.left: dict[int, Left] = {}
         self.dropped: Counter[str] = Counter()
+        self.balance = Balance(0)
+        self.bytes_read: Counter[int] = Counter()
         self._requests: dict[str, _Request] = {}
         self._events: deque[Event] = deque()
         self._ids = count()
@@ -83,6 +99,7 @@ class LocalExpertParallel:
         self._broke: dict[int, Broke] = {}
         self._began, self._deadline = time.perf_counter(), 0.0
         self._lost: tuple[int, ...] = ()
+        self._kept = self._replayed = 0
         self._fatal = ""
         limit = time.monotonic() + _LOAD_S
         while len(self._up) < options.ranks:
@@ -165,34 +182,38 @@ class LocalExpertParallel:
     def _take(self, worker: int, message: Any) -> None:
         if isinstance(message, Up):
             self._up.add(worker)
+            self.bytes_read[worker] += message.read
         elif isinstance(message, Failed):
             _log.error("worker %d failed: %s", worker, message.reason)
             if len(self._up) < self.options.ranks:
                 self._fatal = f"worker {worker}: {message.reason}"
         elif isinstance(message, Left):
             self.left[worker] = message
-        elif message.epoch != self.epoch:
-            self.dropped["of an earlier epoch"] += 1
         elif isinstance(message, Told):
             for index, event in message.events:
-                self._event(index, event)
+                self._event(worker, index, event)
         elif isinstance(message, Refused):
-            self._finish(message.request_id, Finished(message.request_id, "error", error=message.reason))
+            self._event(worker, -1, Finished(message.request_id, "error", error=message.reason))
+        elif message.epoch != self.epoch:
+            self.dropped["of an earlier epoch"] += 1
+        elif isinstance(message, Balance):
+            self.balance = message
         elif isinstance(message, Serving):
             self._note_serving(worker, message)
         elif isinstance(message, Broke):
             self._note_failure(message.reason)
             self._broke[worker] = message
 
-    def _event(self, index: int, event: Event) -> None:
+    def _event(self, worker: int, index: int, event: Event) -> None:
         request = self._requests.get(event.request_id)
         if request is None:
             self.dropped["of an ended request"] += 1
+        elif request.worker != worker:
+            self.dropped["of a worker that had lost it"] += 1
         elif isinstance(event, TokenOutput):
-            if index != len(request.tokens):
+            if not request.note(index, event.token_id):
                 self.dropped["that had come before"] += 1
                 return
-            request.tokens.append(event.token_id)
             self._events.append(event)
         elif isinstance(event, Finished):
             self._finish(request.id, event)
@@ -209,7 +230,7 @@ class LocalExpertParallel:
         request.worker = min(self.members, key=lambda worker: (load[worker], worker))
         self._workers.send(
             request.worker,
-            Submit(self.epoch, request.id, request.prompt, request.params, tuple(request.tokens)),
+            Submit(request.id, request.prompt, request.params, tuple(request.tokens)),
         )
 
     # Epochs
@@ -250,13 +271,17 @@ class LocalExpertParallel:
         form = Form(self.epoch, self.members, self._workers.links(self.epoch, len(self.members)))
         for worker in self.members:
             self._workers.send(worker, form)
-        for request in self._requests.values():
+        homeless = [request for request in self._requests.values() if request.worker not in self.members]
+        self._kept = len(self._requests) - len(homeless)
+        self._replayed += len(homeless)
+        for request in homeless:
             request.worker = -1
-        for request in self._requests.values():
+        for request in homeless:
             self._give(request)
 
     def _note_serving(self, worker: int, message: Serving) -> None:
         self._serving[worker] = message
+        self.bytes_read[worker] += message.from_checkpoint
         if len(self._serving) < len(self.members):
             return
         if self._lost:
@@ -265,6 +290,7 @@ class LocalExpertParallel:
                     self.epoch, self._lost, len(self.members), time.perf_counter() - self._began,
                     sum(s.from_peers for s in self._serving.values()),
                     sum(s.from_checkpoint for s in self._serving.values()),
+                    self._kept, self._replayed,
                 )
             )  # fmt: skip
-        self._lost = ()
+        self._lost, self._replayed = (), 0

@@ -12,7 +12,7 @@ from orchestrator.engine.request import Event, SamplingParams
 class Form:
     """To a worker: leave the epoch before, whatever state it is in, and be a rank of this one.
 
-    `members` are workers' numbers; a worker's place among them is its rank.
+    `members` are workers' numbers; a worker's place among them is its rank. It goes on with the requests that it has.
     """
 
     epoch: int
@@ -22,9 +22,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Submit:
-    """To a worker: continue a prompt; `generated` tokens of it were given out already."""
+    """To a worker: continue a prompt; `generated` tokens of it were given out already, by a worker that is gone."""
 
-    epoch: int
     request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -45,9 +44,10 @@ class Leave:
 
 @dataclass(frozen=True)
 class Up:
-    """From a worker: the model is loaded."""
+    """From a worker: the model is loaded, without experts; `read` bytes of the checkpoint's tensors."""
 
     pid: int
+    read: int
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,31 @@ class Serving:
 
 @dataclass(frozen=True)
 class Told:
-    """From a rank: events in order. `index` is the number of each token in its request's output, -1 for others."""
+    """From a worker: events in order. `index` is the number of each token in its request's output, -1 for others."""
 
-    epoch: int
     events: tuple[tuple[int, Event], ...]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """From a rank: a request that it will not run, and why."""
+    """From a worker: a request that it will not run, and why."""
 
-    epoch: int
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How evenly experts are loaded in this epoch, and what became of plans; from rank 0, whenever any of it changes.
+
+    `moe_lb` is the last report over 128 steps, 0 before the first, `moe_lb_of` the same for prefill and decode steps;
+    `plans` are `Coordinator.counts`: started, committed, dropped and why.
+    """
+
+    epoch: int
+    moe_lb: float = 0.0
+    moe_lb_of: dict[str, float] = field(default_factory=dict)
+    plans: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,11 +107,17 @@ class Failed:
 
 @dataclass(frozen=True)
 class Left:
-    """From a worker, last: what it did. `moe_lb` and `plans` are those of rank 0."""
+    """From a worker, last: what it did. `moe_lb`, `moe_lb_of` and `plans` are those of rank 0.
+
+    `steps`, `collectives` and `counted` (steps by kind) of the last epoch; `prompt_tokens` that it computed in all.
+    """
 
     steps: int
     collectives: int
+    prompt_tokens: int = 0
+    counted: dict[str, int] = field(default_factory=dict)
     moe_lb: tuple[float, ...] = ()
+    moe_lb_of: dict[str, float] = field(default_factory=dict)
     plans: dict[str, int] = field(default_factory=dict)
     bytes_moved: dict[str, int] = field(default_factory=dict)
     digests: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orchestrator.balance.eplb.domains import Domain, domains
 from orchestrator.balance.eplb.messages import Acknowledge, Chunk, Prepare, Turn
 from orchestrator.balance.eplb.moves import CHECKPOINT
 from orchestrator.balance.eplb.rank_slots import Copy
@@ -28,13 +29,20 @@ class Mover:
     """One rank's. All ranks are given the same turns, so both sides of a transfer number it alike.
 
     Attributes:
-        counts: bytes "from peers", "within the rank", "from the checkpoint".
+        counts: bytes "from peers", those of them "from other domains", "within the rank", "from the checkpoint".
     """
 
     def __init__(
-        self, held: HeldExperts, link: Communicator, source: ExpertSource, delays: Delays | None = None
+        self,
+        held: HeldExperts,
+        link: Communicator,
+        source: ExpertSource,
+        delays: Delays | None = None,
+        domain: Domain = 0,
     ) -> None:
+        """domain: ranks that share fast links, as in `MoveLimits`; 0 for all."""
         self.held, self._link, self._source = held, link, source
+        self._domains = domains(domain, held.slots.table.shape[1])
         self.counts: Counter[str] = Counter()
         self._delays = delays or (lambda kind: 0)
         self._now, self._issued = 0, 0
@@ -73,6 +81,8 @@ class Mover:
         for copy, moving in waiting:
             if moving.done():
                 self.counts["from peers"] += copy.chunk.length
+                if self._domains[copy.chunk.move.source_rank] != self._domains[self.held.rank]:
+                    self.counts["from other domains"] += copy.chunk.length
                 self._arrive(copy)
             else:
                 self._receiving.append((copy, moving))

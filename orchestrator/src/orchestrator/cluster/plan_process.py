@@ -11,6 +11,7 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from orchestrator.balance.eplb.domains import Domain
 from orchestrator.balance.eplb.placement import Placement
 from orchestrator.balance.eplb.planner import Decision, plan
 from orchestrator.balance.eplb.settings import EplbSettings
@@ -27,7 +28,7 @@ class PlanRequest:
     current: Placement
     settings: EplbSettings
     alive: np.ndarray
-    domain: int = 0
+    domain: Domain = 0
 
     def run(self) -> Decision:
         return plan(self.loads, self.current, self.settings, self.alive, self.domain)

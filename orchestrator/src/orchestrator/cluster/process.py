@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from orchestrator.cluster.options import EpOptions
-from orchestrator.cluster.rank import Worker, failure
+from orchestrator.cluster.worker import Worker, failure
+
+if TYPE_CHECKING:
+    from orchestrator.model.expert_parallel import ExpertSource
+    from orchestrator.model.transformer import Transformer
+    from orchestrator.text.tokenizer import Tokenizer
 
 
-def main(number: int, options: EpOptions, folder: str, mailbox: Connection, wrap: Any = None) -> None:
+class Loaded(NamedTuple):
+    """What a worker serves, and where experts come from; layers of `model` may have none of their own."""
+
+    model: Transformer
+    tokenizer: Tokenizer | None
+    source: ExpertSource
+
+
+Load = Callable[[EpOptions], Loaded]
+"""Called in the worker's process, which it is sent to."""
+
+
+@dataclass(frozen=True)
+class FromFolder:
+    """A checkpoint, of which a rank reads no other experts than its own."""
+
+    folder: str
+
+    def __call__(self, options: EpOptions) -> Loaded:
+        from orchestrator.model.expert_parallel import CheckpointExperts
+        from orchestrator.model.load import load_model
+        from orchestrator.model.weights import ExpertsOf
+        from orchestrator.text.tokenizer import load_tokenizer
+
+        mine: ExpertsOf = () if options.spread_drafts else ("mtp",)
+        model = load_model(self.folder, dense=options.engine.dense, device=options.engine.device, experts=mine)
+        return Loaded(model, load_tokenizer(self.folder), CheckpointExperts(self.folder))
+
+
+def main(number: int, options: EpOptions, load: Load, mailbox: Connection, wrap: Any = None) -> None:
     """Load the model and serve until told to leave, or until the supervisor is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what an interrupt means
     torch.set_num_threads(options.threads)
     try:
-        from orchestrator.model.expert_parallel import CheckpointExperts
-        from orchestrator.model.load import load_model
-        from orchestrator.text.tokenizer import load_tokenizer
-
-        model = load_model(folder, dense=options.engine.dense, device=options.engine.device)
-        release_experts(model)
-        Worker(number, options, model, load_tokenizer(folder), CheckpointExperts(folder), mailbox, wrap=wrap).run()
+        if options.engine.device == "cuda":
+            torch.cuda.set_device(number)
+        model, tokenizer, source = load(options)
+        Worker(number, options, model, tokenizer, source, mailbox, wrap=wrap).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # nobody is left to serve
     except Exception as error:
         mailbox.send(failure(error))
         raise
-
-
-def release_experts(model: Any) -> None:
-    """Drop the routed experts that came with the checkpoint: a rank holds its own share, in its pool."""
-    for moe, layer in zip(model.moe, model.weights.layers, strict=True):
-        e = layer.experts
-        for name in ("w13", "s13", "w2", "s2"):
-            setattr(e, name, getattr(e, name)[:0].clone())
-        moe.experts = e

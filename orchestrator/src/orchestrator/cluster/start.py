@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from orchestrator.cluster.local_ep import LocalExpertParallel
-from orchestrator.cluster.options import NO_PLANS, EpOptions
+from orchestrator.cluster.options import EpOptions
+from orchestrator.cluster.process import FromFolder
 from orchestrator.cluster.workers import ProcessWorkers
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.llm import Prompt, RequestOutput, apply_event
 from orchestrator.engine.request import Event, SamplingParams
 from orchestrator.model.checkpoint.reader import Checkpoint
 
-_OWN = ("slots", "spares", "eplb", "bytes_per_step", "patience", "timeout", "combine", "threads")
+_OWN = {f.name for f in fields(EpOptions)} - {"ranks", "engine"}
 
 
 def start_processes(folder: str | Path, options: EpOptions, wrap: Any = None) -> LocalExpertParallel:
     """Start a process a rank and wait until they serve. `wrap` is what a test puts around each one's data link."""
     model = Checkpoint(folder).config
     options = options.resolved(model)
-    return LocalExpertParallel(ProcessWorkers(options.ranks, options, Path(folder), wrap), options, model)
+    workers = ProcessWorkers(options.ranks, options, model, FromFolder(str(folder)), wrap)
+    return LocalExpertParallel(workers, options, model)
 
 
 class EpLLM:
@@ -30,8 +33,8 @@ class EpLLM:
 
     Args:
         model: folder of a checkpoint. ranks: processes.
-        options: fields of `EpOptions` (slots, spares, eplb, bytes_per_step, patience, timeout, combine, threads), else
-            of `EngineConfig`.
+        options: fields of `EpOptions` (slots, spares, eplb, statistics, domain, timeout, combine, ...), else of
+            `EngineConfig`.
 
     Example:
         >>> with EpLLM("models/v41-mini", ranks=2) as llm:
@@ -43,13 +46,16 @@ class EpLLM:
 
         own = {name: options.pop(name) for name in _OWN if name in options}
         self.tokenizer = load_tokenizer(model)
-        settings = EpOptions(ranks, engine=EngineConfig(**options), **({"eplb": NO_PLANS} | own))
+        settings = EpOptions(ranks, engine=EngineConfig(**options), **own)
         self.engine = start_processes(model, settings)
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Continue every prompt; results come in the order of the prompts. `params` is one for all or one a prompt."""
+        """Continue every prompt; results come in the order of the prompts. `params` is one for all or one a prompt.
+
+        Raises ValueError, before anything runs, for a prompt that is neither text nor token ids.
+        """
         settings = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
         if len(settings) != len(prompts):
             raise ValueError(f"params: got {len(settings)}, allowed is one, or one for each of {len(prompts)} prompts")
@@ -79,4 +85,8 @@ class EpLLM:
         self.close()
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, list):
+            raise ValueError(f"prompt: got {type(prompt).__name__}, allowed are text and token ids over several ranks")
+        return list(prompt)

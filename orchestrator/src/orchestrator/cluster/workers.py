@@ -9,12 +9,15 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from orchestrator.cluster.gpu_links import PeerLinks
 from orchestrator.cluster.links import Links, SharedMemoryLinks, ThreadLinks, control_shape
 from orchestrator.cluster.options import EpOptions
-from orchestrator.model.checkpoint.reader import Checkpoint
 from orchestrator.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from orchestrator.cluster.process import Load
 
 GONE = object()
 """In place of a message: the worker has ended."""
@@ -45,11 +48,11 @@ class ProcessWorkers:
     pids: of the processes, by worker.
     """
 
-    def __init__(self, count: int, options: EpOptions, folder: Path, wrap: Any = None) -> None:
+    def __init__(self, count: int, options: EpOptions, model: ModelConfig, load: Load, wrap: Any = None) -> None:
+        """`load` is called in each process, for a model of that configuration."""
         place = Path("/dev/shm")
         self._scratch = tempfile.TemporaryDirectory(prefix="fathom-ep-", dir=place if place.is_dir() else None)
-        self._options = options
-        self._model = Checkpoint(folder).config
+        self._options, self._model = options, model
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["orchestrator.cluster.process"])
         self._lines, self._processes = [], []
@@ -57,7 +60,7 @@ class ProcessWorkers:
             here, there = context.Pipe()
             from orchestrator.cluster.process import main
 
-            process = context.Process(target=main, args=(worker, options, str(folder), there, wrap), daemon=True)
+            process = context.Process(target=main, args=(worker, options, load, there, wrap), daemon=True)
             process.start()
             there.close()
             self._lines.append(here)
@@ -89,7 +92,8 @@ class ProcessWorkers:
 
     def links(self, epoch: int, ranks: int) -> Links:
         path = str(Path(self._scratch.name) / f"epoch{epoch}")
-        return SharedMemoryLinks(path, data_shape(self._options, self._model, ranks), self._options.timeout)
+        links = PeerLinks if self._options.engine.device == "cuda" else SharedMemoryLinks
+        return links(path, data_shape(self._options, self._model, ranks), self._options.timeout)
 
     def close(self) -> None:
         for process in self._processes:
@@ -187,8 +191,9 @@ def data_shape(options: EpOptions, model: ModelConfig, ranks: int) -> Any:
     assert options.slots is not None
     return Shape(
         ranks=ranks,
-        max_tokens=options.engine.max_step_tokens,
+        max_tokens=max(options.engine.max_step_tokens, options.engine.max_num_seqs * model.dspark_block_size),
         hidden=model.hidden_size,
         top_k=model.num_experts_per_tok,
         experts=options.slots,
+        dispatch="bfloat16" if options.engine.device == "cuda" else "float32",
     )

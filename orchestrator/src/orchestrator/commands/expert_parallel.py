@@ -18,13 +18,21 @@ def generate_parallel(
     options: GenerateOptions, folder: Path, prompt: str, params: SamplingParams, speculation: str | int
 ) -> int:
     """Print the continuation as it comes; returns the exit status."""
+    from orchestrator.cluster.options import PLANS
     from orchestrator.cluster.start import EpLLM
     from orchestrator.engine.request import Finished, TokenOutput
 
+    if options.ep_plan not in PLANS:
+        raise UsageError(f"--ep-plan: got {options.ep_plan!r}, allowed are {', '.join(PLANS)}")
+    eplb, statistics = PLANS[options.ep_plan]
     try:
         llm = EpLLM(
             folder,
             ranks=options.ep,
+            slots=options.ep_slots,
+            eplb=eplb,
+            statistics=statistics,
+            domain=options.ep_domain,
             threads=options.threads or 1,
             max_num_seqs=1,
             device=options.device,
@@ -49,5 +57,6 @@ def generate_parallel(
         if options.stats and tokens > 1:
             speed = (tokens - 1) / (time.perf_counter() - first)
             text = f"{tokens} new tokens, first token after {first - began:.3f} s, {speed:.1f} tokens/s after that"
-            sys.stderr.write(f"\n{text}, {options.ep} ranks\n")
+            read = max(llm.engine.bytes_read.values()) / 2**20
+            sys.stderr.write(f"\n{text}, {options.ep} ranks, {read:.1f} MiB of the checkpoint read by each\n")
     return 0

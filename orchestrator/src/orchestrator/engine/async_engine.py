@@ -7,11 +7,14 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from orchestrator.engine.engine import Engine
 from orchestrator.engine.grammar import Matcher
+from orchestrator.engine.image_queue import ImageQueue
+from orchestrator.engine.image_spans import ImageSpan, PlacedImage
+from orchestrator.engine.images import ImageCounters
 from orchestrator.engine.request import EngineFull, Event, Finished, SamplingParams
 
 
@@ -60,6 +63,7 @@ class AsyncEngine:
         self._failed: str | None = None
         self._busy_since = time.monotonic()
         self._streams: dict[str, _Stream] = {}
+        self._images = ImageQueue(engine)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -77,17 +81,27 @@ class AsyncEngine:
                 failed=self._failed,
             )
 
-    async def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncGenerator[Event, None]:
+    @property
+    def image_counters(self) -> ImageCounters | None:
+        """What the image encoder did; None without one."""
+        return None if self.engine.images is None else self.engine.images.counters
+
+    async def generate(
+        self, request_id: str, prompt: list[int], params: SamplingParams, images: Iterable[PlacedImage] = ()
+    ) -> AsyncGenerator[Event, None]:
         """Events of one request, `Finished` last. Closing the iterator early aborts the request.
+
+        A list of `images` is emptied once they are encoded, since pixels take much memory.
 
         Raises `ValueError` and `EngineFull` as `Engine.add` does, `RuntimeError` when the engine has died.
         """
-        self.engine.check(prompt, params)
+        placed = images if isinstance(images, list) else list(images)
+        self.engine.check(prompt, params, placed)
         stream = _Stream(request_id, asyncio.get_running_loop())
         self._enter(stream)
         finished = False
         try:
-            await self._submit(stream, prompt, params)
+            await self._submit(stream, prompt, params, placed)
             while not finished:
                 event = await stream.queue.get()
                 finished = isinstance(event, Finished | Exception)
@@ -113,6 +127,7 @@ class AsyncEngine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self._images.close()
         self._thread.join(timeout=30)
 
     # What readers call.
@@ -129,12 +144,16 @@ class AsyncEngine:
             self._open[request_id] = stream
             self._arriving += 1
 
-    async def _submit(self, stream: _Stream, prompt: list[int], params: SamplingParams) -> None:
-        """Hand the request over, its grammar compiled: that may take seconds, in which the others go on."""
+    async def _submit(
+        self, stream: _Stream, prompt: list[int], params: SamplingParams, images: list[PlacedImage]
+    ) -> None:
+        """Hand the request over, its grammar compiled and its images encoded: that takes time, and the others go on."""
         handed_over = False
         try:
             matcher = None if params.grammar is None else await asyncio.to_thread(self.engine.compile, params)
-            self._tell(lambda: self._add(stream, prompt, params, matcher))
+            encoded = await self._images.encode(images, params)
+            images.clear()
+            self._tell(lambda: self._add(stream, prompt, params, matcher, encoded))
             handed_over = True
         finally:
             if not handed_over:
@@ -182,16 +201,25 @@ class AsyncEngine:
             command()
         return True
 
-    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, matcher: Matcher | None) -> None:
+    def _add(
+        self,
+        stream: _Stream,
+        prompt: list[int],
+        params: SamplingParams,
+        matcher: Matcher | None,
+        encoded: tuple[ImageSpan, ...],
+    ) -> None:
         with self._wake:  # so that nobody sees the request counted twice, or not at all
             self._arriving -= 1
             if stream.aborted:
+                self.engine.release(encoded, params)
                 self._send([(stream, Finished(stream.request_id, "abort", prompt_tokens=len(prompt)))])
                 return
             try:
-                self.engine.add(stream.request_id, prompt, params, matcher=matcher)
+                self.engine.add(stream.request_id, prompt, params, matcher=matcher, encoded=encoded)
                 self._streams[stream.request_id] = stream
             except (ValueError, EngineFull) as error:
+                self.engine.release(encoded, params)
                 self._send([(stream, error)])
 
     def _abort(self, stream: _Stream) -> None:

@@ -34,6 +34,8 @@ class EngineConfig:
     prefix_high, prefix_low: shares of the cache blocks: once more than the first hold prefixes that nobody uses, the
         least recently used are given up until the second is left.
     cuda_graphs: record decode steps as CUDA graphs; without meaning on a CPU.
+    image_bytes: host memory for embeddings of images: those of requests, and others that may come again.
+    image_patches: patches of images that are encoded or wait for it at most; an idle encoder takes any image.
     """
 
     max_num_seqs: int = 16
@@ -53,6 +55,8 @@ class EngineConfig:
     window_bytes: int = 1 << 30
     prefix_high: float = 0.95
     prefix_low: float = 0.9
+    image_bytes: int = 1 << 30
+    image_patches: int = 1 << 17
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_waiting", "num_blocks", "max_step_tokens", "chunk_tokens"):
@@ -68,8 +72,9 @@ class EngineConfig:
                 f"prefix_cache: got {self.prefix_cache!r} with decoder_prefill 'exact', allowed are 'off' and "
                 "'bounded' then, since no snapshot holds the decoder's windows"
             )
-        if self.window_bytes < 0:
-            raise ValueError(f"window_bytes: got {self.window_bytes}, allowed is at least 0")
+        for name in ("window_bytes", "image_bytes", "image_patches"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, allowed is at least 0")
         if not 0.0 <= self.prefix_low <= self.prefix_high <= 1.0:
             raise ValueError(
                 f"prefix_high, prefix_low: got {self.prefix_high}, {self.prefix_low}, allowed are "

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from itertools import count, groupby
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +17,9 @@ from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.fence import Fence, FencedPool
 from orchestrator.engine.grammar import GrammarCompiler, Matcher
 from orchestrator.engine.graphs import DecodeGraphs
+from orchestrator.engine.handoff.given_out import ended_by, repeat_tokens
+from orchestrator.engine.image_spans import ImageSpan, PlacedImage, check_images
+from orchestrator.engine.images import Images
 from orchestrator.engine.launch import CudaStream, InOrder, Launcher
 from orchestrator.engine.lockstep import Lockstep
 from orchestrator.engine.pipeline import Pipeline
@@ -25,18 +32,29 @@ from orchestrator.engine.sampler import Sample, Sampler
 from orchestrator.engine.scheduler import Scheduler, Step
 from orchestrator.engine.sequence import Sequence, State
 from orchestrator.engine.shared_blocks import SharedBlocks
-from orchestrator.engine.speculator import Speculator
+from orchestrator.engine.speculator import Batch, Speculator
 from orchestrator.engine.stats import EngineStats
 from orchestrator.engine.text_stream import TextStream
+from orchestrator.engine.undo import Undo
 from orchestrator.engine.window_copies import WindowCopies
 from orchestrator.model.cache import CachePools
 from orchestrator.model.drafter import Drafter
 from orchestrator.model.record import Recorder
 from orchestrator.model.transformer import Transformer
+from orchestrator.model.vision.encoder import VisionEncoder
 from orchestrator.text.tokenizer import Tokenizer
 from swa_replay import plan_decoder_tail
 
 _LISTEN_S = 0.02  # new requests are not seen while a step waits for fetched blocks
+
+
+class _Done(NamedTuple):
+    """What a step came to: requests with new tokens, rows, seconds of the forward pass, whether all of it decoded."""
+
+    sampled: list[Sequence]
+    rows: int
+    seconds: float
+    decoded: bool
 
 
 class Engine:
@@ -98,16 +116,27 @@ class Engine:
         if drafter is not None:
             fixed = self.config.speculation != "scheduled"
             self.speculator = Speculator(drafter, self.cache, self.sampler, depth, fixed=fixed)
+        self.images: Images | None = None
+        if model.config.vision is not None and model.weights.vision is not None:
+            self.images = Images(VisionEncoder(model.weights), self.config.image_bytes, self.config.image_patches)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
         self.stats = EngineStats()
         self.pipeline: Pipeline | None = None
         if self.config.overlap or (self.config.overlap is None and where == "cuda"):
             self.overlap(CudaStream() if where == "cuda" else InOrder())
-        self.lockstep: Lockstep | None = None
+        self._lockstep: Lockstep | None = None
+        self._drafted = False  # the draft stages ran in this step
         self.forwards = 0  # forward passes started, of empty batches too
         self._sequences: dict[str, Sequence] = {}
+        self._leavers: set[Sequence] = set()
         self._order = count()
         self._events: list[Event] = []
+
+    def forget_graphs(self, warm_ups: int) -> None:
+        """Drop recorded steps, since what they read has moved; later ones are recorded after so many runs."""
+        for graphs in (self.runner.graphs, None if self.pipeline is None else self.pipeline.graphs):
+            if graphs is not None:
+                graphs.forget(warm_ups)
 
     def overlap(self, launcher: Launcher, rules: Rules | None = None) -> None:
         """Have decode steps overlap, with device work going through `launcher`. Not while one is in flight."""
@@ -119,12 +148,26 @@ class Engine:
             self.pipeline.written = lambda sequence, blocks, tokens: self._overlapped(sequence, copies)
 
     @property
+    def lockstep(self) -> Lockstep | None:
+        """The ranks whose steps this engine's go with. Their failures end its steps, so steps can be taken back."""
+        return self._lockstep
+
+    @lockstep.setter
+    def lockstep(self, lockstep: Lockstep | None) -> None:
+        self._lockstep = lockstep
+        if lockstep is not None and self.runner.undo is None:
+            self.runner.undo = Undo(self.cache)
+
+    @property
     def has_work(self) -> bool:
         in_flight = self.pipeline is not None and self.pipeline.flight is not None
         return bool(self._events) or self.scheduler.has_work or in_flight
 
-    def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Raise ValueError for what can never run: empty or too long prompt, unknown token. Grammars: see `compile`."""
+    def check(self, prompt: list[int], params: SamplingParams, images: Items[PlacedImage] = ()) -> None:
+        """Raise ValueError for what can never run: empty or too long prompt, unknown token, misplaced image.
+
+        Grammars: see `compile`.
+        """
         vocab = self.model.config.vocab_size
         known = f"an integer from 0 to {vocab - 1}"
         require(isinstance(params, SamplingParams), "params", repr(params), "SamplingParams")
@@ -143,6 +186,7 @@ class Engine:
                 require(not given, name, repr(given), "nothing, since the engine has no tokenizer")
         for token in params.stop_token_ids:
             require(0 <= token < vocab, "stop_token_ids", token, known)
+        check_images(prompt, images, self.model.config)
 
     def compile(self, params: SamplingParams) -> Matcher | None:
         """A fresh matcher of the request's grammar. May take seconds; any thread may call it.
@@ -150,6 +194,24 @@ class Engine:
         Raises ValueError for a grammar that is malformed, unsatisfiable or too large.
         """
         return None if params.grammar is None or self.grammars is None else self.grammars.compile(params.grammar)
+
+    def encode(
+        self, images: Items[PlacedImage], params: SamplingParams, stop: threading.Event | None = None
+    ) -> tuple[ImageSpan, ...]:
+        """What `add` takes as `encoded`; to be given to `release` if it does not get there. Any thread may call it.
+
+        Images that were seen before are not encoded again. Raises ValueError and EngineFull as `Images.encode`.
+        """
+        if not images:
+            return ()
+        if self.images is None:
+            raise ValueError(f"images: got {len(images)}, allowed is none, since the model has no image encoder")
+        return self.images.encode(images, params.cache_salt, stop)
+
+    def release(self, encoded: Items[ImageSpan], params: SamplingParams) -> None:
+        """Give back what `encode` gave."""
+        if self.images is not None:
+            self.images.release(encoded, params.cache_salt)
 
     def add(
         self,
@@ -160,51 +222,105 @@ class Engine:
         matcher: Matcher | None = None,
         recorder: Recorder | None = None,
         generated: tuple[int, ...] = (),
+        seed: int | None = None,
+        leaves_at: int | None = None,
+        images: Items[PlacedImage] = (),
+        encoded: tuple[ImageSpan, ...] | None = None,
     ) -> None:
-        """Queue a request. `matcher` is what `compile` gave for it, if it was called already.
+        """Queue a request. `matcher` is what `compile` gave for it, and `encoded` what `encode` did, if called already.
 
         `generated` tokens were given out elsewhere: they are computed again as one reads a prompt, and what follows
-        them is what would have followed there. No event tells of them.
+        them is what would have followed there, given the `seed` that was drawn there for a request without one. No
+        event tells of them. With `leaves_at` the request is to go elsewhere (`engine.handoff`) once it has so many
+        tokens of output; 0 computes the global rows of its prompt alone.
 
         Raises:
-            ValueError: it can never run (see `check` and `compile`), or its id is in use.
-            EngineFull: too many are waiting.
+            ValueError: it can never run (see `check`, `compile` and `encode`), or its id is in use.
+            EngineFull: too many are waiting, or too many images.
         """
-        self.check(prompt, params)
+        self.check(prompt, params, images)
+        least = 1 if params.prompt_logprobs or generated else 0
+        allowed = f"None or an integer of at least {least}" + (" with prompt_logprobs or generated" if least else "")
+        require(leaves_at is None or (type(leaves_at) is int and leaves_at >= least), "leaves_at", leaves_at, allowed)
         if request_id in self._sequences:
             raise ValueError(f"request_id: got {request_id!r}, which is running; ids have to be unique")
         if len(self.scheduler.waiting) >= self.config.max_waiting:
             raise EngineFull(f"{self.config.max_waiting} requests are waiting already; try again later")
-        sequence = Sequence(
+        sequence = self.begin(request_id, prompt, params, matcher=matcher, recorder=recorder, seed=seed)
+        sequence.images = self.encode(images, params) if encoded is None else encoded
+        sequence.leaves_at = leaves_at
+        try:
+            if self.prefix is not None:
+                self.prefix.prepare(sequence)
+            if params.prompt_logprobs:
+                sequence.prompt_logprobs.append(None)  # nothing predicts the first token
+            repeat_tokens(sequence, generated)
+        except BaseException:
+            if encoded is None:
+                self.release(sequence.images, params)
+            raise
+        self.enter(sequence)
+        self.scheduler.add(sequence)
+        self.end_if_ended(sequence)
+
+    def end_if_ended(self, sequence: Sequence) -> None:
+        """End a request whose tokens from elsewhere have ended it: nobody there could say so any more."""
+        reason, stop = ended_by(sequence)
+        if reason is not None:
+            self._finish(sequence, reason, stop_sequence=stop)
+
+    def begin(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        matcher: Matcher | None = None,
+        recorder: Recorder | None = None,
+        seed: int | None = None,
+    ) -> Sequence:
+        """A request that nobody knows yet, without output. Raises ValueError for its grammar."""
+        if seed is None:
+            seed = secrets.randbits(64) if params.seed is None else params.seed
+        return Sequence(
             request_id=request_id,
             params=params,
             tokens=list(prompt),
             prompt_len=len(prompt),
             max_total=min(len(prompt) + params.max_tokens, self.context),
             order=next(self._order),
-            seed=_signed(secrets.randbits(64) if params.seed is None else params.seed),
+            seed=_signed(seed),
             decoder_lower=self._decoder_lower(len(prompt), params),
             matcher=matcher or self.compile(params),
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             recorder=recorder,
         )
-        if self.prefix is not None:
-            self.prefix.prepare(sequence)
-        if params.prompt_logprobs:
-            sequence.prompt_logprobs.append(None)  # nothing predicts the first token
-        for token in generated:
-            self._repeat(sequence, token)
-        self._sequences[request_id] = sequence
-        self.scheduler.add(sequence)
 
-    def _repeat(self, sequence: Sequence, token: int) -> None:
-        """Take a token that was given out before by another engine."""
-        sequence.announced = True
-        sequence.tokens.append(token)
-        if sequence.text is not None:
-            sequence.text.push(token, may_stop=sequence.output_len >= sequence.params.min_tokens)
-        if sequence.matcher is not None:
-            sequence.matcher.consume(token)
+    def enter(self, sequence: Sequence) -> None:
+        """Know a request by its id from now on."""
+        self._sequences[sequence.request_id] = sequence
+        if sequence.leaves_at is not None:
+            self._leavers.add(sequence)
+
+    def find(self, request_id: str) -> Sequence | None:
+        """A request that has not ended, by its id."""
+        return self._sequences.get(request_id)
+
+    def depart(self, sequence: Sequence) -> None:
+        """Forget a leaving request, which goes on elsewhere, and free what it holds. No event tells of it."""
+        self._drop(sequence, good=True)  # its full blocks stay for others to find
+
+    def stay(self, sequence: Sequence) -> None:
+        """Have a request that was to leave stay. One that has stopped goes on once the scheduler has it back."""
+        sequence.leaves_at = None
+        self._leavers.discard(sequence)
+
+    def _let_leave(self) -> None:
+        """Stop the requests whose time it is to leave."""
+        self._leavers = {s for s in self._leavers if s.state is not State.FINISHED}
+        for sequence in [s for s in self._leavers if s.state is State.RUNNING and s.leaves]:
+            self.scheduler.hold(sequence)
+            self._leavers.discard(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown and ended ids are no error."""
@@ -225,25 +341,54 @@ class Engine:
         """
         began, before = time.perf_counter(), self.forwards
         if self.lockstep is None or self.lockstep.runs:
-            self._step()
+            self._drafted = False
+            overlapped = self._step()
             if self.lockstep is not None and self.forwards == before:
                 self.forwards += 1
                 self.runner.idle()
+            if self.lockstep is not None and self.speculator is not None and not (overlapped or self._drafted):
+                self.speculator.drafter.join()
+        if self._leavers:
+            self._let_leave()
         if self.lockstep is not None:
             self.lockstep.agree(self.has_work)
         self.stats.step_seconds += time.perf_counter() - began
         self.stats.last_step = time.monotonic()
         return self.take_events()
 
-    def _step(self) -> None:
+    def flip(self, change: Callable[[], None]) -> None:
+        """Have `change` alter weights or routing before the next step and behind all that were started (rule H12)."""
+        if self.pipeline is None:
+            change()
+        else:
+            self.pipeline.flip(change)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """After a step that ended in an error, and once nothing of it runs any more: go on from the step before it.
+
+        What earlier steps brought is taken, rings that the failed one wrote are put back, its requests run again.
+        """
+        if self.pipeline is not None:
+            self.pipeline.settle()
+        if self.runner.undo is not None:
+            self.runner.undo.back()
+        if self.speculator is not None:  # drafts may have been those of the failed step
+            self.speculator.last = Batch()
+            for sequence in self._sequences.values():
+                sequence.drafts = []
+
+    def _step(self) -> bool:
+        """Whether the step overlaps the one before it."""
         if self.prefix is not None and self.prefix.seeks:
             self._take_arrivals(self.prefix)
         if self.pipeline is not None:
             if self.pipeline.turn():
-                return
+                return True
             self.pipeline.drain()
         with named("step alone"):
             self._step_alone()
+        return False
 
     def _take_arrivals(self, prefix: PrefixCache) -> None:
         """Take in what was fetched; with nothing else to do wait for some, not long, as requests may come."""
@@ -260,13 +405,19 @@ class Engine:
         step = self.scheduler.schedule()
         if step:
             starts = {sequence: sequence.computed for sequence, _ in step.work}
-            self._run(step)
+            began = time.perf_counter()
+            done = self._run(step)
             self.stats.steps += 1
             if self.prefix is not None:
                 for sequence, tokens in step.work:
                     if sequence.state is State.RUNNING:
                         self.prefix.wrote(sequence, starts[sequence] + tokens)
                 self.scheduler.reclaim()
+            if self.speculator is not None and done.sampled:  # last: if others' failures end it, the step stands
+                self._drafted = self.speculator.propose(done.sampled)
+                if done.decoded and self.model.device.type == "cpu":  # elsewhere it has only been started by then
+                    other = time.perf_counter() - began - done.seconds
+                    self.speculator.budget.note(len(done.sampled), done.rows, done.seconds, other)
 
     def _overlapped(self, sequence: Sequence, copies: WindowCopies) -> None:
         """Have others find what an overlapped step has written."""
@@ -275,8 +426,8 @@ class Engine:
             behind = self.fence.launched > self.fence.done + 1  # the next step writes already
             self.prefix.wrote_overlapped(sequence, rows, behind=behind)
 
-    def _run(self, step: Step) -> None:
-        """Compute one step from beginning to end and take note of all that came out."""
+    def _run(self, step: Step) -> _Done:
+        """Compute one step, without new drafts, and take note of all that came out."""
         self.stats.preemptions += len(step.park)
         began = time.perf_counter()
         if self.prefix is not None:
@@ -293,7 +444,7 @@ class Engine:
         if any(s.params.prompt_logprobs for s, _ in groups):
             logits, groups = self._take_prompt_rows(logits, groups, starts)
         if not groups:
-            return
+            return _Done([], 0, forward, False)
         sequences = [sequence for sequence, _ in groups]
         if self.speculator is None:
             sampled = [[sample] for sample in self.sampler.sample(logits, sequences)]
@@ -301,12 +452,8 @@ class Engine:
             sampled = self.speculator.verify(logits, groups)
         for (sequence, fed), samples in zip(groups, sampled, strict=True):
             self.take(sequence, fed - 1, samples)
-        if self.speculator is not None:
-            self.speculator.propose(sequences)
-            decoding = len(groups) == len(step.work) and all(starts[s] >= s.prompt_len for s in sequences)
-            if decoding and logits.is_cpu:  # elsewhere the forward pass has only been started by then
-                other = time.perf_counter() - began - forward
-                self.speculator.budget.note(len(groups), logits.shape[0], forward, other)
+        decoded = len(groups) == len(step.work) and all(starts[s] >= s.prompt_len for s in sequences)
+        return _Done(sequences, logits.shape[0], forward, decoded)
 
     def take(self, sequence: Sequence, drafts: int, samples: list[Sample]) -> None:
         """Take a request's new tokens until one of them ends it, after `drafts` were verified.
@@ -401,11 +548,7 @@ class Engine:
         stop_token: int | None = None,
         error: str | None = None,
     ) -> None:
-        if self.prefix is not None:  # rows that gave no distribution are nobody else's
-            self.prefix.leave(sequence, good=reason != "error")
-        self.scheduler.finish(sequence)
-        sequence.matcher = None  # a step on its way needs no mask for it any more
-        del self._sequences[sequence.request_id]
+        self._drop(sequence, good=reason != "error")  # rows that gave no distribution are nobody else's
         held = ""
         if sequence.text is not None and stop_sequence is None:
             held = sequence.text.finish()
@@ -425,6 +568,15 @@ class Engine:
                 prompt_logprobs=tuple(sequence.prompt_logprobs),
             )
         )
+
+    def _drop(self, sequence: Sequence, *, good: bool) -> None:
+        """Free what a request holds and forget it; `good` says that its rows are right."""
+        if self.prefix is not None:
+            self.prefix.leave(sequence, good=good)
+        self.scheduler.finish(sequence)
+        sequence.matcher = None  # a step on its way needs no mask for it any more
+        del self._sequences[sequence.request_id]
+        self.release(sequence.images, sequence.params)
 
     def _decoder_lower(self, prompt_len: int, params: SamplingParams) -> int:
         if self.config.decoder_prefill == "exact" or params.prompt_logprobs:

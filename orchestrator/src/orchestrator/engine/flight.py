@@ -38,7 +38,25 @@ class Flight:
     verdict: Verdict | None = None
     proposed: Proposed | None = None
     results: list[torch.Tensor] = field(default_factory=list)
+    appended: bool = False  # its tokens are in the slot table
     weights: int = 0  # version of the weights it was started with
+
+    def finished(self) -> None:
+        """Wait for what was started of it. Raises what that raised."""
+        for span in (self.forward, self.sample):
+            if span is not None:
+                span.wait()
+
+    def ended_well(self) -> bool:
+        """Wait for what was started of it; whether that was all of it, and none of it raised."""
+        good = self.forward is not None and self.sample is not None
+        for span in (self.forward, self.sample):
+            try:
+                if span is not None:
+                    span.wait()
+            except Exception:  # whoever settles has it already
+                good = False
+        return good
 
     @property
     def seconds(self) -> float:

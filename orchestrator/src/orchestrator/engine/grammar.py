@@ -95,6 +95,11 @@ class Matcher:
         self._lead -= count - body
 
     @property
+    def taken(self) -> int:
+        """Tokens consumed and not undone."""
+        return self._taken + self._lead
+
+    @property
     def accepting(self) -> bool:
         """Whether the text may end here."""
         return self._inside and self._body.is_accepting()

@@ -15,7 +15,7 @@ from orchestrator.model.cache import CachePools
 from orchestrator.model.transfer import packed, tensors_of, views_of
 from orchestrator.model.transformer import Transformer
 
-_WARM_UPS = 2  # the first run of a library call may allocate, which a recording must not
+WARM_UPS = 2  # the first run of a library call may allocate, which a recording must not
 _log = logging.getLogger(__name__)
 
 
@@ -31,14 +31,14 @@ class Graph(Protocol):
 class CudaGraph:
     """A graph of the current GPU. Graphs of one `pool` share memory, so only one of them may be in flight."""
 
-    def __init__(self, pool: Any) -> None:
-        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+    def __init__(self, pool: Any, warm_ups: int = WARM_UPS) -> None:
+        self._graph, self._pool, self._warm_ups = torch.cuda.CUDAGraph(), pool, warm_ups
 
     def capture(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
+            for _ in range(self._warm_ups):
                 function()
         torch.cuda.current_stream().wait_stream(side)
         # Other threads may go on using the GPU while this one records.
@@ -62,6 +62,7 @@ class DecodeGraphs:
 
     Attributes:
         failed: a recording has failed; that was logged, and all steps run eagerly from then on.
+        warm_ups: runs before a recording.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class DecodeGraphs:
         `forward` is what is recorded; None takes the model's own over `cache`.
         """
         self.model, self.cache, self.largest, self.context = model, cache, largest, context
+        self.warm_ups = WARM_UPS
         if new_graph is None:
             pool = torch.cuda.graph_pool_handle()
-            new_graph = lambda: CudaGraph(pool)  # noqa: E731
+            new_graph = lambda: CudaGraph(pool, self.warm_ups)  # noqa: E731
         self._new_graph = new_graph
         self._forward = forward or (lambda batch: model.forward(batch, cache))
         self._recorded: dict[Shape, _Recorded] = {}
@@ -103,6 +105,11 @@ class DecodeGraphs:
         recorded.buffer.copy_(packed(tensors, self.model.device), non_blocking=True)
         recorded.graph.replay()
         return recorded.logits[: len(chunks)]
+
+    def forget(self, warm_ups: int) -> None:
+        """Drop all recordings: what they read has moved."""
+        self._recorded.clear()
+        self.warm_ups = warm_ups
 
     def _record(self, shape: Shape) -> _Recorded | None:
         batch = empty_batch(shape, self.model.ratios)

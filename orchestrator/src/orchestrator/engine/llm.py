@@ -15,10 +15,12 @@ import torch
 
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.engine import Engine
+from orchestrator.engine.image_spans import PlacedImage
 from orchestrator.engine.request import Event, Finished, FinishReason, SamplingParams, TokenOutput
 from orchestrator.model.record import Recorder
+from orchestrator.vision.prompt import ImagePrompt
 
-Prompt = str | list[int]
+Prompt = str | list[int] | ImagePrompt
 
 
 @dataclass
@@ -73,7 +75,7 @@ class LLM:
         progress: bool | None = None,
         record: bool = False,
     ) -> list[RequestOutput]:
-        """Continue every prompt; results come in the order of the prompts.
+        """Continue every prompt, text, token ids or an `ImagePrompt`; results come in the order of the prompts.
 
         `params` is one for all or one a prompt. `progress` shows a bar (default: when stderr is a terminal). `record`
         keeps each request's cache bytes, index sets, expert choices and logits.
@@ -85,7 +87,7 @@ class LLM:
         if len(settings) != len(batch):
             raise ValueError(f"params: got {len(settings)}, allowed is one, or one for each of {len(batch)} prompts")
         requests = [
-            _Request(f"{next(self._ids)}", self._encode(prompt), setting, Recorder() if record else None)
+            _Request(f"{next(self._ids)}", *self._encode(prompt), setting, Recorder() if record else None)
             for prompt, setting in zip(batch, settings, strict=True)
         ]
         for request in requests:
@@ -106,15 +108,17 @@ class LLM:
 
         Raises `ValueError` at once when the prompt can never run.
         """
-        request = _Request(f"{next(self._ids)}", self._encode(prompt), params or SamplingParams(), None)
+        request = _Request(f"{next(self._ids)}", *self._encode(prompt), params or SamplingParams(), None)
         self._check(request)
         return self._run([request])
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _encode(self, prompt: Prompt) -> tuple[list[int], list[PlacedImage]]:
+        if isinstance(prompt, ImagePrompt):
+            return prompt.place(self.tokenizer.encode, self.engine.model.config)
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), []
 
     def _check(self, request: _Request) -> None:
-        self.engine.check(request.prompt, request.params)
+        self.engine.check(request.prompt, request.params, request.images)
         self.engine.compile(request.params)
 
     def _run(self, requests: list[_Request]) -> Generator[Event, None, None]:
@@ -127,7 +131,7 @@ class LLM:
             while unfinished:
                 while waiting and len(self.engine.scheduler.waiting) < self.engine.config.max_waiting:
                     request = waiting.popleft()
-                    self.engine.add(request.id, request.prompt, request.params, recorder=request.recorder)
+                    self._add(request)
                 if not inbox:
                     self._deal(self.engine.step())
                 while inbox:
@@ -141,6 +145,10 @@ class LLM:
                 del self._inboxes[request.id]
             self._deal(self.engine.take_events())
 
+    def _add(self, request: _Request) -> None:
+        images, request.images = request.images, []  # of the pixels there is no more need
+        self.engine.add(request.id, request.prompt, request.params, recorder=request.recorder, images=images)
+
     def _deal(self, events: list[Event]) -> None:
         for event in events:
             if event.request_id in self._inboxes:
@@ -151,12 +159,13 @@ class LLM:
 class _Request:
     id: str
     prompt: list[int]
+    images: list[PlacedImage]
     params: SamplingParams
     recorder: Recorder | None
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | ImagePrompt):
         return [prompts]
     batch: list[Any] = list(prompts)
     return [batch] if batch and isinstance(batch[0], int) else batch

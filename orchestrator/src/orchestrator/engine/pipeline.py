@@ -21,7 +21,7 @@ from orchestrator.engine.decode_rows import decode_rows
 from orchestrator.engine.draft_graphs import DraftGraphs, Drafting
 from orchestrator.engine.flight import IN_FLIGHT, Flight
 from orchestrator.engine.graphs import Graph
-from orchestrator.engine.launch import Launcher
+from orchestrator.engine.launch import Launcher, Span
 from orchestrator.engine.masks import Masks
 from orchestrator.engine.ranges import named
 from orchestrator.engine.readback import HostRing
@@ -43,7 +43,7 @@ class Pipeline:
     """Overlapped decode steps of one engine.
 
     Attributes:
-        flight: the step that was started last and not read yet, or None.
+        flight: the step that was started last and not read yet, or None. behind: the one that is being started.
         flips: changes of weights to make before the next step is started; `weights` counts them.
         written: called after each step with (sequence, its blocks, tokens that have their cache rows there).
         starting: called with the step in flight before the one behind it is launched.
@@ -61,6 +61,7 @@ class Pipeline:
         self.ring = HostRing(IN_FLIGHT + 1, pinned=device.type == "cuda", guarded=self.rules.guarded_buffers)
         self.clock = StepClock(alarm=self.rules.host_alarm)
         self.flight: Flight | None = None
+        self.behind: Flight | None = None
         self.flips: list[Callable[[], None]] = []
         self.weights = 0
         self.spare_rows = 0  # padding rows of every step, as a graph of a larger size has
@@ -91,7 +92,10 @@ class Pipeline:
         if planned is None:
             return False
         with named(f"launch F {planned.number}"):
+            self.behind = planned
             self._launch_forward(planned)
+        if self.launcher.inline:  # raises where nothing could follow
+            planned.finished()
         if not self.rules.sample_late:
             self._launch_sample(planned)
         with named(f"read {planned.number - 1}"):
@@ -99,14 +103,42 @@ class Pipeline:
         if self.rules.sample_late:
             with named(f"launch S {planned.number}"):
                 self._launch_sample(planned)
-        self.flight = planned
+        if self.launcher.inline:
+            planned.finished()
+        self.flight, self.behind = planned, None
         inline = planned.seconds if self.launcher.inline else 0.0
         self.clock.host(time.perf_counter() - began - waited - inline)
         return True
 
     def drain(self) -> None:
-        """Read the step in flight, so that the host knows all that the device does."""
+        """Read the step in flight, so that the host knows all that the device does, and weights are as flipped."""
         self._finish_flight()
+        for span in self._launch_flips():
+            span.wait()
+        self.clock.pause()
+
+    def settle(self) -> None:
+        """After an error: take what the steps in flight brought before it, and forget the rest. Flips are dropped.
+
+        Tokens that a step has appended count even if its drafts failed: the step behind it may have begun from there.
+        """
+        launched = [flight for flight in (self.flight, self.behind) if flight is not None]
+        self.flight = self.behind = None
+        good = True
+        for flight in launched:
+            whole = flight.ended_well()  # waits for each: nothing runs any more when the caches are touched
+            good = good and flight.appended
+            if good and not whole:
+                flight.drafting = False
+                self.ring.fill(flight.place, flight.results)
+            if good:
+                self._take(flight)
+            else:
+                self.ring.release(flight.place)
+        self.flips.clear()
+        fence = self.engine.fence
+        fence.done = fence.launched
+        self.engine.scheduler.reclaim()
         self.clock.pause()
 
     def flip(self, change: Callable[[], None]) -> None:
@@ -122,7 +154,7 @@ class Pipeline:
         """The next step, or None if it has to run by itself. Only block tables may grow by it."""
         scheduler, flight = self.engine.scheduler, self.flight
         running = sorted(scheduler.running, key=lambda s: s.order)
-        if not running or scheduler.prompts_can_run or any(s.recorder is not None for s in running):
+        if not running or scheduler.prompts_can_run or any(s.recorder is not None or s.ends_in_image for s in running):
             return None
         behind = {} if flight is None else dict(zip(flight.sequences, flight.limits, strict=True))
         sequences, limits = [], []
@@ -167,10 +199,7 @@ class Pipeline:
 
     def _launch_forward(self, flight: Flight) -> None:
         engine, there = self.engine, self.engine.sampler.there
-        for flip in self.flips:
-            self.launcher.launch(flip)
-            self.weights += 1
-        self.flips.clear()
+        self._launch_flips()
         sequences = flight.sequences
         if self.flight is None:
             self.launcher.launch(lambda: self.table.load(sequences, there))
@@ -195,11 +224,18 @@ class Pipeline:
             for sequence in sequences:
                 self.written(sequence, sequence.blocks, len(sequence.tokens))
 
+    def _launch_flips(self) -> list[Span]:
+        """Weights change here, behind all steps that were started and before the next one."""
+        flips, self.flips = self.flips, []
+        self.weights += len(flips)
+        return [self.launcher.launch(flip) for flip in flips]
+
     def _forward(self, flight: Flight) -> None:
         """F: rows by current confidences, the forward pass, context rows of the draft stages. On the device."""
         engine, host, there = self.engine, flight.host, self.engine.sampler.there
         assert host is not None
-        replayed = None if self.graphs is None else self.graphs.run(host, flight.total)
+        graphs = self.graphs
+        replayed = None if graphs is None else engine.runner.watched(lambda: graphs.run(host, flight.total))
         if replayed is not None:
             flight.schedule, flight.logits = replayed
             return
@@ -245,7 +281,11 @@ class Pipeline:
         self.table.commit(slots, verdict.result, flight.last)
         flight.verdict, flight.logits, flight.drafts_of = verdict, None, None
         flight.results = [*verdict.tensors, schedule.lengths]
-        if flight.drafting:
+        flight.appended = True
+        if not flight.drafting:
+            if self.speculator is not None:
+                self.speculator.drafter.join()
+        else:
             flight.proposed = self._draft(flight, settings, slots)
             count = len(flight.sequences)
             flight.results += [flight.proposed.records.tokens[:count], flight.proposed.confidence[:count]]
@@ -260,16 +300,20 @@ class Pipeline:
 
     def _finish_flight(self) -> float:
         """Take what the step in flight decided; returns the seconds that the host waited for it."""
-        flight, self.flight = self.flight, None
+        flight = self.flight
         if flight is None:
             return 0.0
-        assert flight.forward is not None and flight.sample is not None
         began = time.perf_counter()
         with named("wait"):
-            flight.forward.wait()
-            flight.sample.wait()
+            flight.finished()
         waited = time.perf_counter() - began
-        assert flight.verdict is not None
+        self.flight = None
+        self._take(flight)
+        return waited
+
+    def _take(self, flight: Flight) -> None:
+        """Note what a step that has ended decided."""
+        assert flight.verdict is not None and flight.forward is not None and flight.sample is not None
         engine = self.engine
         host = self.ring.read(flight.place, flight.results)
         count = len(flight.verdict.tensors)
@@ -298,4 +342,3 @@ class Pipeline:
             rows = len(flight.sequences) + sum(lengths)
             self.speculator.budget.note(len(lengths), rows, flight.forward.seconds, flight.sample.seconds)
         self.clock.device(flight.seconds, flight.sample.after(flight.forward))
-        return waited

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernel_core.check import require
-from orchestrator.cache.chain import Chain, ChainScope, framed, usable_blocks
+from orchestrator.cache.chain import Chain, ChainScope, ImageRun, framed, usable_blocks
 from orchestrator.cache.client import Plan
 from orchestrator.cache.layout import BlockLayout
 from orchestrator.cache.windows import Peer, WindowKey, WindowStore
@@ -117,7 +117,7 @@ class PrefixCache:
         """Start bringing what a new request can use and is not here: its window first, which says how far it goes."""
         matched = len(self._match(sequence))
         if self.tier is not None:
-            plan = self.tier.match(sequence.tokens, self.root_of(sequence.params.cache_salt))
+            plan = self.tier.match(sequence.tokens, self.root_of(sequence.params.cache_salt), _runs(sequence))
             sequence.chain, sequence.stored = plan.chain, plan.blocks
             matched = max(matched, plan.blocks)
         missing = [] if self.pulls is None else self._missing_windows(sequence, matched * BLOCK_TOKENS)
@@ -195,6 +195,16 @@ class PrefixCache:
         wanted = snapshot_stops(sequence.prompt_len, matched, sequence.decoder_lower, start.hit)
         sequence.stops = sorted({*canonical, *wanted})
 
+    def keys_of(self, sequence: Sequence, blocks: int) -> list[bytes]:
+        """Keys of a request's first full blocks, so many at most."""
+        return list(self._chain(sequence).keys[:blocks])
+
+    def note_stored(self, sequence: Sequence) -> None:
+        """Find out which blocks of a request from another engine the tiers have, so that they are not stored again."""
+        if self.tier is not None:
+            plan = self.tier.match(sequence.tokens, self.root_of(sequence.params.cache_salt), _runs(sequence))
+            sequence.stored = min(plan.blocks, sequence.computed // BLOCK_TOKENS)
+
     def restore(self, sequence: Sequence) -> None:
         """Give a request that was just admitted the window rows of its snapshot."""
         if sequence.window is None:
@@ -257,7 +267,7 @@ class PrefixCache:
         if sequence.fetch is not None:
             sequence.fetch.release()
             sequence.fetch = None
-        if sequence.state is State.RUNNING:
+        if sequence.state is State.RUNNING or (sequence.state is State.LEAVING and sequence.slot):
             if good:
                 self.publish(sequence)
             else:
@@ -309,7 +319,12 @@ class PrefixCache:
     def _chain(self, sequence: Sequence) -> Chain:
         """The request's chain over all tokens that it has by now."""
         if sequence.chain is None:
-            sequence.chain = Chain(self.root_of(sequence.params.cache_salt))
+            sequence.chain = Chain(self.root_of(sequence.params.cache_salt), _runs(sequence))
         if len(sequence.tokens) // BLOCK_TOKENS > len(sequence.chain.keys):
             sequence.chain.extend(sequence.tokens[sequence.chain.tokens :])
         return sequence.chain
+
+
+def _runs(sequence: Sequence) -> list[ImageRun]:
+    """The prompt's images, as keys tell them apart."""
+    return [image.run for image in sequence.images]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
-from orchestrator.cache.chain import Chain
+from orchestrator.cache.chain import Chain, ImageRun
 from orchestrator.cache.client import CacheClient, Plan
 from orchestrator.cache.layout import BlockLayout
 from orchestrator.cache.retention import Retention
@@ -41,9 +41,9 @@ class PrefixTier:
         self._unloadable: HostArena | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def match(self, tokens: list[int], root: bytes) -> Plan:
+    def match(self, tokens: list[int], root: bytes, images: Sequence[ImageRun] = ()) -> Plan:
         """A prompt's chain and how many of its first blocks the tiers have."""
-        return self.client.match(tokens, root=root)
+        return self.client.match(tokens, images, root=root)
 
     def fetch(self, plan: Plan, first: int, on_done: Callable[[], None]) -> FetchHandle:
         """Start bringing the plan's blocks from `first` on into host memory; `on_done` as in `CacheClient.fetch`."""

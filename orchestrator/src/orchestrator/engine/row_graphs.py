@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 import dspark_kernels
 from orchestrator.engine.decode_rows import decode_rows
-from orchestrator.engine.graphs import CudaGraph, Graph
+from orchestrator.engine.graphs import WARM_UPS, CudaGraph, Graph
 from orchestrator.engine.readback import pack, unpack
 from orchestrator.engine.slot_table import SlotTable
 from orchestrator.engine.step_inputs import Inputs, sizes
@@ -51,6 +51,7 @@ class RowGraphs:
     Attributes:
         rows: sizes that there are graphs for; a step takes the next larger one.
         failed: a recording has failed; that was logged, and all steps run eagerly from then on.
+        warm_ups: runs before a recording.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class RowGraphs:
         self._depth = table.confidence.shape[1]
         self._device = table.tokens.device
         self.requests, self.rows = sizes(largest), sizes(largest * (1 + self._depth))
+        self.warm_ups = WARM_UPS
         if new_graph is None:
             pool = torch.cuda.graph_pool_handle()
-            new_graph = lambda: CudaGraph(pool)  # noqa: E731
+            new_graph = lambda: CudaGraph(pool, self.warm_ups)  # noqa: E731
         self._new_graph = new_graph
         self._recorded: dict[Shape, _Recorded] = {}
         self.failed = False
@@ -109,6 +111,11 @@ class RowGraphs:
             next(n for n in self.rows if n >= rows),
             max(width, min(wide, most)),
         )
+
+    def forget(self, warm_ups: int) -> None:
+        """Drop all recordings: what they read has moved."""
+        self._recorded.clear()
+        self.warm_ups = warm_ups
 
     def _record(self, shape: Shape) -> _Recorded | None:
         none = torch.zeros(0, dtype=torch.int32)

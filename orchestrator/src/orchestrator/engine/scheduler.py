@@ -63,6 +63,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.parked: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.leaving: list[Sequence] = []
 
     @property
     def has_work(self) -> bool:
@@ -80,10 +81,47 @@ class Scheduler:
         elif sequence.state is State.PARKED:
             self.parked.remove(sequence)
             sequence.parked = None
+        elif sequence.state is State.LEAVING:
+            self.leaving.remove(sequence)
+            sequence.parked = None
+            if sequence.slot:
+                self._release(sequence)
         else:
             self.running.remove(sequence)
             self._release(sequence)
         sequence.state = State.FINISHED
+
+    def hold(self, sequence: Sequence) -> None:
+        """Let a request compute nothing more and keep what it holds."""
+        queues = {State.WAITING: self.waiting, State.PARKED: self.parked, State.RUNNING: self.running}
+        queues[sequence.state].remove(sequence)
+        sequence.state = State.LEAVING
+        self.leaving.append(sequence)
+
+    def rejoin(self, sequence: Sequence) -> None:
+        """Let a request go on that `hold` took out, or that came from elsewhere with its blocks and slot.
+
+        Not while a step is in flight: overlapped steps know the requests of the step before them.
+        """
+        if sequence.state is State.LEAVING:
+            self.leaving.remove(sequence)
+        if sequence.slot:
+            sequence.state = State.RUNNING
+            self.running.append(sequence)
+        elif sequence.parked is not None:
+            sequence.state = State.PARKED
+            self.parked.append(sequence)
+        else:
+            sequence.state = State.WAITING
+            self.waiting.appendleft(sequence)
+
+    def has_room(self, tokens: int, live: int = 0) -> bool:
+        """Whether a request of so many tokens from elsewhere can enter now, with no need to park anybody soon.
+
+        `live` of its blocks are here and in use. Nobody overtakes an older request that waits for memory.
+        """
+        blocks = blocks_for(tokens + 1) - live + len(self.running)
+        return not self.parked and self.slots.free > 0 and blocks <= self.blocks.free
 
     def schedule(self) -> Step:
         step = Step()
@@ -124,7 +162,7 @@ class Scheduler:
         Rule H3: nobody is parked for it. While a step is in flight, a victim's blocks would not become free, and the
         next attempt would park another request.
         """
-        missing = _blocks_for(tokens) - len(sequence.blocks)
+        missing = blocks_for(tokens) - len(sequence.blocks)
         if missing > self.blocks.free:
             return False
         if missing > 0:
@@ -146,7 +184,7 @@ class Scheduler:
             return False
         if self.parked:
             oldest = min(self.parked, key=lambda s: s.order)
-            return _blocks_for(max(oldest.held, oldest.computed + 1)) <= self.blocks.free - len(self.running)
+            return blocks_for(max(oldest.held, oldest.computed + 1)) <= self.blocks.free - len(self.running)
         sequence = self._next()
         return sequence is not None and self._fits(sequence)
 
@@ -162,14 +200,14 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         """The whole prompt and one token have to fit, else it would be parked before its first token."""
         live = 0 if self.prefix is None else self.prefix.live(sequence)
-        return _blocks_for(len(sequence.tokens) + 1) - live + len(self.running) <= self.blocks.free
+        return blocks_for(len(sequence.tokens) + 1) - live + len(self.running) <= self.blocks.free
 
     def _resume(self, step: Step, budget: int) -> int:
         for sequence in sorted(self.parked, key=lambda s: s.order):
-            held = _blocks_for(sequence.held)
+            held = blocks_for(sequence.held)
             count = min(sequence.stretch, budget, self.chunk_tokens)
             # One spare block for each running request keeps it from being parked again by the next boundary.
-            wanted = max(held, _blocks_for(sequence.computed + count)) + len(self.running)
+            wanted = max(held, blocks_for(sequence.computed + count)) + len(self.running)
             if count <= 0 or wanted > self.blocks.free or self.slots.free == 0:
                 break
             self.parked.remove(sequence)
@@ -203,7 +241,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Give the request the blocks that its next `count` tokens need; False if it was parked itself."""
-        missing = _blocks_for(sequence.computed + count) - len(sequence.blocks)
+        missing = blocks_for(sequence.computed + count) - len(sequence.blocks)
         while missing > self.blocks.free:
             victim = max(self.running, key=lambda s: s.order)
             self._park(victim, step)
@@ -214,7 +252,7 @@ class Scheduler:
         return True
 
     def _park(self, victim: Sequence, step: Step) -> None:
-        held = _blocks_for(victim.held)  # blocks taken for tokens of this very step hold nothing yet
+        held = blocks_for(victim.held)  # blocks taken for tokens of this very step hold nothing yet
         step.park.append((victim, victim.blocks[:held], victim.slot))
         self.running.remove(victim)
         self._release(victim)
@@ -229,5 +267,6 @@ class Scheduler:
         sequence.blocks, sequence.slot = [], 0
 
 
-def _blocks_for(tokens: int) -> int:
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold the rows of so many tokens."""
     return -(-tokens // BLOCK_TOKENS)

@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from orchestrator.engine.image_spans import ImageSpan
 from orchestrator.engine.request import SamplingParams
 
 
 class State(Enum):
-    """Who holds what: a waiting request holds nothing, a running one a slot and blocks, a parked one host copies."""
+    """Who holds what: a waiting request holds nothing, a running one a slot and blocks, a parked one host copies.
+
+    A leaving one computes nothing more and holds what it held, until it has gone to another engine or goes on here.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     PARKED = "parked"
+    LEAVING = "leaving"
     FINISHED = "finished"
 
 
@@ -30,8 +35,10 @@ class Sequence:
     `stored` were handed on to the tiers behind the pool. `fetch` brings blocks from `fetch_first` on from there; the
     request waits for it. `window` is a snapshot to be restored, `snapped` the last boundary that was kept. No chunk
     goes across one of `stops`.
+    Once there are `leaves_at` tokens of output the request leaves (`engine.handoff`); with 0 it does as soon as the
+    global rows of its prompt are there, and the decoder layers compute none of them.
     `seed` is the request's own or one drawn at admission. `announced` tells that `Ready` was sent. `matcher` and
-    `text` belong to the output side.
+    `text` belong to the output side. `images` are the prompt's, in order.
     """
 
     request_id: str
@@ -54,6 +61,7 @@ class Sequence:
     stale: list[float] | None = None
     planned: int = 0
     aborted: bool = False
+    leaves_at: int | None = None
     hit: int = 0
     global_floor: int = 0
     encoder_lower: int = 0
@@ -71,6 +79,7 @@ class Sequence:
     text: Any = None
     recorder: Any = None
     prompt_logprobs: list[float | None] = field(default_factory=list)
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def output_len(self) -> int:
@@ -82,6 +91,13 @@ class Sequence:
         return self.params.seed is not None
 
     @property
+    def leaves(self) -> bool:
+        """Whether it is time to leave."""
+        if self.leaves_at is None:
+            return False
+        return self.remaining == 0 if self.leaves_at == 0 else self.output_len >= self.leaves_at
+
+    @property
     def held(self) -> int:
         """First tokens whose blocks hold rows: more than `computed` while a replay is under way."""
         return max(self.computed, self.global_floor)
@@ -90,6 +106,11 @@ class Sequence:
     def stretch(self) -> int:
         """Tokens that the next step may compute at most."""
         return min((stop for stop in self.stops if stop > self.computed), default=len(self.tokens)) - self.computed
+
+    @property
+    def ends_in_image(self) -> bool:
+        """Whether the last token is inside an image, so that no id says what it is."""
+        return bool(self.images) and self.images[-1].end >= len(self.tokens)
 
     @property
     def remaining(self) -> int:

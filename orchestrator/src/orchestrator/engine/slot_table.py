@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 import torch
 
 import dspark_kernels
+from orchestrator.engine.image_spans import mask
 from orchestrator.engine.sequence import Sequence
 from orchestrator.model.batch import LOOK_BACK, NO_TOKEN
 
@@ -37,7 +38,7 @@ class SlotTable:
         drafts = self.confidence.shape[1]
         slots = there(torch.tensor([s.slot for s in sequences], dtype=torch.int64))
         rows = [(s.tokens[-1:] + s.drafts + [0] * drafts)[: 1 + drafts] for s in sequences]
-        before = [(s.tokens[-1 - LOOK_BACK : -1][::-1] + [NO_TOKEN] * LOOK_BACK)[:LOOK_BACK] for s in sequences]
+        before = [_before(s) for s in sequences]
         confidence = [((s.confidence if s.drafts else []) + [0.0] * drafts)[:drafts] for s in sequences]
         self.tokens[slots] = there(torch.tensor(rows, dtype=torch.int64))
         self.history[slots] = there(torch.tensor(before, dtype=torch.int64))
@@ -66,3 +67,12 @@ class SlotTable:
         """New drafts int64 [R, G] and their confidences float32 [R, G]."""
         self.tokens[slots, 1:] = drafts
         self.confidence[slots] = confidence
+
+
+def _before(sequence: Sequence) -> list[int]:
+    """The tokens before a request's last one, the nearest first; inside an image there is none."""
+    last = len(sequence.tokens) - 1
+    first = max(0, last - LOOK_BACK)
+    images = mask(sequence.images, first, last) or [False] * (last - first)
+    ids = [NO_TOKEN if inside else token for token, inside in zip(sequence.tokens[first:last], images, strict=True)]
+    return (ids[::-1] + [NO_TOKEN] * LOOK_BACK)[:LOOK_BACK]

@@ -15,6 +15,8 @@ from orchestrator.engine.sequence import Sequence, State
 from orchestrator.model.cache import CachePools
 from orchestrator.model.drafter import Drafter, Proposed
 
+_MOST_JOINED = 1 << 26  # bytes of logits
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -109,14 +111,20 @@ class Speculator:
         return Drafted(self.last.proposed.records, self.last.proposed.logits, self.sampler.there(rows))
 
     @torch.inference_mode()
-    def propose(self, sequences: list[Sequence]) -> None:
-        """Draft for every request that goes on decoding."""
+    def propose(self, sequences: list[Sequence]) -> bool:
+        """Draft for every request that goes on decoding. Returns whether the draft stages ran."""
         going = [s for s in sequences if s.state is State.RUNNING and s.remaining == 1 and self.limit(s) > 0]
         for sequence in sequences:
             sequence.drafts = []
         self.last = Batch()
         if not going or not self.drafts_now():
-            return
+            return False
+        proposed = self._drafts(going)
+        self.last = Batch({s: row for row, s in enumerate(going)}, proposed)
+        return True
+
+    def _drafts(self, going: list[Sequence]) -> Proposed:
+        """Draft for these requests, and have them know their drafts."""
         there = self.sampler.there
         positions = [len(s.tokens) - 1 for s in going]
         block = self.drafter.block(
@@ -129,9 +137,29 @@ class Speculator:
         temperature, top_p, top_k, seeds, coupled = self.sampler.settings(going)
         proposed = self.drafter.propose(block, temperature, top_p, top_k, seeds, coupled=coupled, length=self.depth)
         tokens, confidence = (t.tolist() for t in fetched([proposed.records.tokens, proposed.confidence]))
-        self.last = Batch({s: row for row, s in enumerate(going)}, proposed)
         for sequence, mine, chances in zip(going, tokens, confidence, strict=True):
             take_drafts(sequence, mine, chances, self.sampler.eos)
+        return proposed
+
+    @torch.inference_mode()
+    def join(self, sequence: Sequence) -> None:
+        """Draft for one request that came from another engine, beside those that were drafted for last.
+
+        A draft depends on context rows, newest token, position and seed alone: it is the one that was made there. Where
+        many large logits would have to be copied for it, the request has no drafts until the next step; nor where other
+        ranks, who draft within steps only, have experts of the stages.
+        """
+        if self.drafter.expert_parallel:
+            return
+        if not (sequence.state is State.RUNNING and sequence.remaining == 1 and self.limit(sequence) > 0):
+            return
+        known = self.last
+        if known.proposed is not None and known.proposed.logits.nbytes > _MOST_JOINED:
+            return
+        rows = 0 if known.proposed is None else len(known.proposed.confidence)
+        mine = self._drafts([sequence])
+        joined = mine if known.proposed is None else _joined(known.proposed, mine)
+        self.last = Batch({**known.rows, sequence: rows}, joined)
 
 
 def drafts_for(sequence: Sequence) -> bool:
@@ -148,3 +176,9 @@ def take_drafts(sequence: Sequence, tokens: list[int], confidence: list[float], 
             sequence.confidence[k + 1 :] = [0.0] * (len(tokens) - k - 1)
             break
     sequence.drafts = list(tokens)
+
+
+def _joined(first: Proposed, second: Proposed) -> Proposed:
+    records = [torch.cat(pair) for pair in zip(first.records, second.records, strict=True)]
+    logits, confidence = (torch.cat(pair) for pair in zip(first[1:], second[1:], strict=True))
+    return Proposed(type(first.records)(*records), logits, confidence)

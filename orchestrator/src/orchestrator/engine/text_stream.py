@@ -45,6 +45,11 @@ class TextStream:
         """The stop string that ended the text, or None."""
         return self._stopped
 
+    @property
+    def pending(self) -> tuple[str, bytes]:
+        """What waits for more: text that may begin a stop string, and the first bytes of a character."""
+        return self._held, self._decoder.getstate()[0]
+
     def push(self, token_id: int, *, may_stop: bool = True) -> TextDelta:
         """Take one sampled id; without `may_stop` its text is let through unsearched.
 

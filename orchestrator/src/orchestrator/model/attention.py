@@ -86,6 +86,8 @@ class Attention:
         slots = batch.global_slots[self.ratio]
         mla_fp4.store_main(main, pool.main, slots)
         mla_fp4.store_index(key, pool.index, slots, pool.rows_per_block)
+        if cache.wrote is not None:
+            cache.wrote(self.layer, batch)
         if recorder is not None:
             written = slots >= 0
             positions = batch.group_positions[self.ratio][written]

@@ -29,6 +29,7 @@ class Chunk:
         logits: "last" for the last row's logits, "all" for every computed row, "none".
         is_image: per token, whether it belongs to an image span; None for text.
         history_is_image: the same for `history`.
+        image_rows: embeddings [n, d] of the tokens inside image spans, in order; None has them take their ids' rows.
     """
 
     tokens: list[int]
@@ -42,6 +43,7 @@ class Chunk:
     logits: str = "last"
     is_image: list[bool] | None = None
     history_is_image: list[bool] | None = None
+    image_rows: torch.Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -90,6 +92,8 @@ class StepBatch:
     is_image: torch.Tensor | None
     logit_rows: torch.Tensor  # int64, rows of the decoder whose logits are wanted
     logit_chunks: list[int]  # chunk index of each of them
+    image_at: torch.Tensor | None = None  # int64 [I], rows of the encoder that have an embedding of their own
+    image_rows: torch.Tensor | None = None  # [I, d], these embeddings
 
     @staticmethod
     def build(chunks: list[Chunk], ratios: tuple[int, ...]) -> StepBatch:
@@ -136,9 +140,10 @@ class StepBatch:
             logit_rows.extend(range(end - wanted, end))
             logit_chunks.extend([i] * wanted)
 
-        images = None
+        images = image_at = image_rows = None
         if any(c.is_image is not None for c in chunks):
             images = torch.tensor([x for c in chunks for x in (c.is_image or [False] * len(c.tokens))])
+            image_at, image_rows = _image_rows(chunks, ends - lengths)
         return StepBatch(
             chunks=chunks,
             tokens=torch.tensor([t for c in chunks for t in c.tokens], dtype=torch.int64),
@@ -155,6 +160,8 @@ class StepBatch:
             is_image=images,
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
             logit_chunks=logit_chunks,
+            image_at=image_at,
+            image_rows=image_rows,
         )
 
 
@@ -178,6 +185,19 @@ def _rows(
         owner=torch.from_numpy(owner),
         longest=int(lengths.max(initial=0)),
     )
+
+
+def _image_rows(chunks: list[Chunk], firsts: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """Where the embeddings of image spans go, and they themselves. `firsts` are the chunks' first rows."""
+    at, rows = [], []
+    for chunk, first in zip(chunks, firsts.tolist(), strict=True):
+        if chunk.image_rows is not None:
+            inside = np.flatnonzero(chunk.is_image or ())
+            if len(inside) != len(chunk.image_rows):
+                raise ValueError(f"image_rows: got {len(chunk.image_rows)}, allowed are {len(inside)}, one a token")
+            at.append(inside + first)
+            rows.append(chunk.image_rows)
+    return (torch.from_numpy(np.concatenate(at)), torch.cat(rows)) if at else (None, None)
 
 
 def _before(chunk: Chunk) -> list[int]:

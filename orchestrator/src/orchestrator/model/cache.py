@@ -6,11 +6,16 @@ addressed by its slot. Block 0 and slot 0 are padding: nothing valid ever points
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from orchestrator.model.config import BLOCK_TOKENS, ModelConfig
+
+if TYPE_CHECKING:
+    from orchestrator.model.batch import StepBatch
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class GlobalPool:
 
 @dataclass(frozen=True)
 class SlotState:
-    """One request's rings and tails, copied to the host (see `CachePools.save_slot`)."""
+    """One request's rings and tails, copied (see `CachePools.save_slot` and `copy_slot`)."""
 
     rings: torch.Tensor
     tails: dict[int, torch.Tensor]
@@ -51,6 +56,8 @@ class CachePools:
             instead of bytes without quantisation). With `draft_stages`, those of the draft stages come last.
         tails: ratio-2 source layer -> float32 [slots, tail_rows, 2, head_dim], row = position mod tail_rows,
             gate then value.
+        wrote: told of (source layer, batch) once the layer's global rows of a step are written, before the layers
+            above it are computed; on a GPU that is when the work was started. None for nobody.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class CachePools:
                 f"num_blocks, num_slots: got {num_blocks}, {num_slots}, allowed are at least 2 (one is padding)"
             )
         self.config, self.num_blocks, self.num_slots, self.quantised = config, num_blocks, num_slots, quantised
+        self.wrote: Callable[[int, StepBatch], None] | None = None
         self.pools: dict[int, GlobalPool] = {}
         self.tails: dict[int, torch.Tensor] = {}
         for layer in config.kv_source_layer_ids:
@@ -101,6 +109,10 @@ class CachePools:
 
     def save_slot(self, slot: int) -> SlotState:
         return SlotState(_kept(self.rings[:, slot]), {layer: _kept(t[slot]) for layer, t in self.tails.items()})
+
+    def copy_slot(self, slot: int) -> SlotState:
+        """As `save_slot`, on the device where the caches are."""
+        return SlotState(self.rings[:, slot].clone(), {layer: t[slot].clone() for layer, t in self.tails.items()})
 
     def load_slot(self, slot: int, state: SlotState) -> None:
         self.rings[:, slot] = state.rings

@@ -51,6 +51,7 @@ def check_config(config: ModelConfig) -> None:
     _check_roles(config)
     _check_engram(config)
     _check_drafter(config)
+    _check_vision(config)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id"):
         value = getattr(config, name)
         require(0 <= value < config.vocab_size, name, value, f"an id below vocab_size ({config.vocab_size})")
@@ -144,3 +145,20 @@ def _check_drafter(config: ModelConfig) -> None:
     allowed = f"none, or a positive number for each of the {config.dspark_block_size} positions"
     fits = len(given) in (0, config.dspark_block_size) and all(0 < value < float("inf") for value in given)
     require(fits, "dspark_confidence_temperatures", list(given), allowed)
+
+
+def _check_vision(config: ModelConfig) -> None:
+    vision = config.vision
+    if vision is None:
+        return
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "patch_size")
+    for name in (*sizes, "downsample_ratio", "min_pixels"):
+        require(getattr(vision, name) > 0, f"vision.{name}", getattr(vision, name), "a positive number")
+    width, heads = vision.hidden_size, vision.num_attention_heads
+    # A head's channels: two halves that turn against each other, each with the angles of a row and of a column.
+    require(width % (4 * heads) == 0, "vision.hidden_size", width, f"a multiple of 4 * num_attention_heads {4 * heads}")
+    theta, tokens = vision.rope_theta, vision.max_image_tokens
+    require(theta > 0, "vision.rope_theta", theta, "a positive number")
+    require(tokens >= 4, "vision.max_image_tokens", tokens, "4 or more: one image token, its newline and the frame")
+    ratio = vision.max_wh_ratio
+    require(ratio is None, "vision.max_wh_ratio", ratio, "None (nothing else is implemented)")

@@ -15,6 +15,8 @@ def resolve_device(name: str) -> torch.device:
     """The device of that name. ValueError says why it cannot be used here and what to do."""
     if name == "cpu":
         return torch.device("cpu")
+    if name == "npu":
+        raise ValueError(f"device: got 'npu', allowed are 'cpu' and 'cuda' here: {_npu_missing()}")
     if name != "cuda":
         raise ValueError(f"device: got {name!r}, allowed are 'cpu' and 'cuda'")
     if not torch.cuda.is_available():
@@ -28,6 +30,16 @@ def resolve_device(name: str) -> torch.device:
         except RuntimeError as error:
             raise ValueError(f"device: got 'cuda', allowed is 'cpu' here: {error}") from None
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _npu_missing() -> str:
+    """What an engine on an Ascend NPU lacks on this machine."""
+    try:
+        import cann_ops
+    except ImportError as error:
+        return f"cann_ops does not import ({error})"
+    there, why = cann_ops.is_available()
+    return "the engine does not run on cann_ops' kernels yet, which ran in emulation alone" if there else why
 
 
 def moved(value: _T, device: torch.device) -> _T:

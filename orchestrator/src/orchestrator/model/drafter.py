@@ -101,6 +101,17 @@ class Drafter:
         self.temperatures = torch.tensor(given[:length] or (1.0,) * length, dtype=torch.float32, device=device)
         self.confidence_weight = weights.confidence.view(-1).contiguous()
 
+    @property
+    def expert_parallel(self) -> bool:
+        """Whether experts are on several ranks; then all of them draft, or join, in the same order."""
+        return any(moe.parallel is not None for moe in self.moe)
+
+    def join(self) -> None:
+        """Take part without a request in the stages' collectives, if experts are on several ranks."""
+        for moe in self.moe:
+            if moe.parallel is not None:
+                moe.parallel.join()
+
     def context(self, taps: Taps, cache: CachePools) -> None:
         """Write the stages' context rows of every row that a forward pass computed in the decoder.
 

@@ -15,6 +15,7 @@ from orchestrator.model.record import StepRecorder
 from orchestrator.model.weights import Experts, Layer
 
 if TYPE_CHECKING:
+    from orchestrator.model.expert_parallel.gpu_layer import GpuExperts
     from orchestrator.model.expert_parallel.layer import ParallelExperts
 
 
@@ -45,7 +46,7 @@ class Moe:
                 del self.shared
                 weights.experts = _without_tensors(e)
         self.packed, self.experts = weights.packed, weights.experts
-        self.parallel: ParallelExperts | None = None
+        self.parallel: ParallelExperts | GpuExperts | None = None
 
     def __call__(
         self, x: torch.Tensor, is_image: torch.Tensor | None, rows: Rows, recorder: StepRecorder | None
@@ -62,7 +63,7 @@ class Moe:
         if recorder is not None:
             recorder.add(f"experts/{self.layer}", ids, rows.positions, rows.owner)
         if self.parallel is not None:
-            return self.parallel(x, ids, weights, rows.padding)
+            return self.parallel(x, ids, weights, rows.padding, rows.owner)
         if self.packed is not None:
             return mega_moe.packed_experts(x, ids, weights, self.packed, limit=self.limit)
         e = self.experts

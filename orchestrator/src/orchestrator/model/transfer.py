@@ -18,11 +18,14 @@ def to_device(batch: StepBatch, device: torch.device) -> StepBatch:
     if batch.tokens.device == device:
         return batch
     tensors = tensors_of(batch)
-    return views_of(batch, packed(tensors, device).to(device, non_blocking=True))
+    there = views_of(batch, packed(tensors, device).to(device, non_blocking=True))
+    if batch.image_rows is not None:  # large, and in few steps: by itself
+        there.image_rows = batch.image_rows.to(device, non_blocking=True)
+    return there
 
 
 def tensors_of(batch: StepBatch) -> list[torch.Tensor]:
-    """Every tensor of a batch once, in a fixed order."""
+    """Every tensor of a batch once, in a fixed order; embeddings of images are none of them."""
     found: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,5 +111,6 @@ def _each_once(batch: StepBatch, change: Callable[[torch.Tensor], torch.Tensor])
         group_positions=each(batch.group_positions),
         group_owner=each(batch.group_owner),
         is_image=maybe(batch.is_image),
+        image_at=maybe(batch.image_at),
         logit_rows=once(batch.logit_rows),
     )

@@ -1,4 +1,4 @@
-"""V4.1-Flash: the whole text forward of one step, composed from kernel ops."""
+"""V4.1-Flash: the whole forward of one step, composed from kernel ops. Images come in as embeddings."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Transformer:
         batch = to_device(batch, self.device)
         config, first_decoder = self.config, self.config.encoder_layers
         rows, is_image = batch.encoder, batch.is_image
-        streams = Streams(config, self.weights.embed[batch.tokens].float())
+        streams = Streams(config, self._embedded(batch))
         look = LookBack(batch, self.tables)
         ropes = self._ropes(rows, batch)
         group_rope = {
@@ -121,6 +121,13 @@ class Transformer:
         if taps is not None:
             taps.close(rows, batch.slots, batch.highest)
         return self._logits(streams, rows, batch, recorder)
+
+    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+        """float32 [T, hidden]: the tokens' rows, and inside image spans what the image encoder made of them."""
+        rows = self.weights.embed[batch.tokens].float()
+        if batch.image_at is not None and batch.image_rows is not None:
+            rows.index_copy_(0, batch.image_at, batch.image_rows.float())
+        return rows
 
     def _ropes(self, rows: Rows, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return (

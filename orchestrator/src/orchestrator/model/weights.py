@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -133,10 +133,18 @@ class ModelWeights:
     image_end: torch.Tensor | None = None  # float32 [d]
     image_newline: torch.Tensor | None = None  # float32 [d]
     vision: dict[str, torch.Tensor] | None = field(default=None)  # `vision.*` and `aligner.*`, bfloat16
+    bytes_read: int = 0  # of the checkpoint's tensors; Engram tables are mapped, not read
 
 
-def load_weights(path: str | Path) -> ModelWeights:
-    """Read a checkpoint folder (`config.json` and safetensors). `ValueError` names the tensor or file that is wrong."""
+ExpertsOf = tuple[Literal["layers", "mtp"], ...]
+"""Blocks whose routed experts are read: those of the backbone, those of the draft stages."""
+
+
+def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp")) -> ModelWeights:
+    """Read a checkpoint folder (`config.json` and safetensors). `ValueError` names the tensor or file that is wrong.
+
+    Routed experts of blocks that are not among `experts` have no rows, and none of their bytes is read.
+    """
     from orchestrator.model.checkpoint.assemble import load_weights as load
 
-    return load(path)
+    return load(path, experts)

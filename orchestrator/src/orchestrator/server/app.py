@@ -18,16 +18,18 @@ from orchestrator.server.api import CHAT, MESSAGES, RESPONSES, Api
 from orchestrator.server.auth import ANYBODY, Keys
 from orchestrator.server.body import read_body
 from orchestrator.server.cache_class import cache_class
-from orchestrator.server.convert import Converter, Prepared
+from orchestrator.server.convert import AwaitsImages, Converter, Prepared
 from orchestrator.server.engine_protocol import AsyncEngineProtocol
 from orchestrator.server.errors import ApiError, error_response
 from orchestrator.server.generation import Generation
 from orchestrator.server.health import add_health
+from orchestrator.server.image_desk import ImageDesk
 from orchestrator.server.limits import Limits
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.settings import ServerSettings
 from orchestrator.server.stream import ClientGone, ClosingResponse, sse, unless_gone
 from orchestrator.text.tokenizer import Tokenizer
+from orchestrator.vision import ImageLimits, ImageReader
 
 log = logging.getLogger("orchestrator.server")
 _WORKERS = 4  # conversions at once; they hold the interpreter lock for part of their time
@@ -39,6 +41,7 @@ def create_app(
     settings: ServerSettings,
     *,
     grammars: GrammarCompiler | None = None,
+    images: ImageReader | None = None,
 ) -> FastAPI:
     """The HTTP application over one engine.
 
@@ -47,9 +50,10 @@ def create_app(
         tokenizer: that of the model.
         settings: names and limits.
         grammars: the engine's compiler, so that a grammar is compiled once; None makes another.
+        images: what reads the images of requests; None refuses them, as for a model of text alone.
     """
     app = FastAPI(title="Fathom", description=docs.DESCRIPTION, version=docs.version())
-    server = _Server(engine, tokenizer, settings, grammars)
+    server = _Server(engine, tokenizer, settings, grammars, images)
     for path, api, schema in (
         ("/v1/chat/completions", CHAT, docs.CHAT),
         ("/v1/responses", RESPONSES, docs.RESPONSES),
@@ -74,9 +78,11 @@ class _Server:
         tokenizer: Tokenizer,
         settings: ServerSettings,
         grammars: GrammarCompiler | None,
+        images: ImageReader | None,
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
-        self.converter = Converter(tokenizer, settings, grammars)
+        self.converter = Converter(tokenizer, settings, grammars, images)
+        self.images = ImageDesk(self.converter, ImageLimits() if images is None else images.limits)
         self.limits = Limits(settings.max_requests, settings.requests_per_minute, settings.tokens_per_minute)
         self.metrics = Metrics(engine, self.limits)
         self.keys = Keys(settings.api_keys)
@@ -102,8 +108,7 @@ class _Server:
             return error_response(error, request.url.path)
         call = _Call(self, api, caller, kept)
         try:
-            prepared = await unless_gone(request, self._in_worker(self.converter.prepare, api, raw))
-            return await call.run(request, prepared)
+            return await call.run(request, await unless_gone(request, self._prepared(api, raw)))
         except ApiError as error:
             return error_response(error, request.url.path)
         except ClientGone:
@@ -111,13 +116,25 @@ class _Server:
         finally:
             await call.settle()
 
+    async def _prepared(self, api: Api, raw: bytes) -> Prepared:
+        found = await self._in_worker(self.converter.prepare, api, raw)
+        if isinstance(found, AwaitsImages):
+            images = await self.images.read(found.sources)
+            found = await self._in_worker(found.finish, images)
+        assert isinstance(found, Prepared)
+        return found
+
     async def _in_worker(self, work: Any, *args: Any) -> Any:
         return await anyio.to_thread.run_sync(work, *args, limiter=self.workers)
 
     async def count_tokens(self, request: Request) -> Response:
         self.keys.caller(request.headers)
         raw = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
-        return JSONResponse({"input_tokens": await self._in_worker(self.converter.count_tokens, MESSAGES, raw)})
+        found = await self._in_worker(self.converter.count_tokens, MESSAGES, raw)
+        if isinstance(found, AwaitsImages):
+            images = await self.images.read(found.sources)
+            found = await self._in_worker(found.finish, images)
+        return JSONResponse({"input_tokens": found})
 
     async def models(self, request: Request) -> dict[str, Any]:
         self.keys.caller(request.headers)

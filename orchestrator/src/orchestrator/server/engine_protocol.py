@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from orchestrator.engine.image_spans import PlacedImage
 from orchestrator.engine.request import Event, SamplingParams
 
 
@@ -31,10 +32,13 @@ class AsyncEngineProtocol(Protocol):
 
     `generate` yields `Ready` first and `Finished` last; closing the iterator early (`aclose`) aborts the request. It
     raises `ValueError` for what can never run, `EngineFull` when the queue is full, `RuntimeError` when the engine
-    has died.
+    has died. `images` are those of the prompt, a list that it may empty once it has what it needs of them; an engine
+    of a model without image encoder is never given any, and need not take them.
     """
 
-    def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncIterator[Event]: ...
+    def generate(
+        self, request_id: str, prompt: list[int], params: SamplingParams, images: list[PlacedImage] = ...
+    ) -> AsyncIterator[Event]: ...
 
     @property
     def progress(self) -> EngineProgress: ...

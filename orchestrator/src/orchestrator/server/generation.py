@@ -35,7 +35,10 @@ class Generation:
         self.prompt_tokens = len(prepared.prompt)
         self.cached_tokens = self.output_tokens = 0
         self._api, self._prepared, self._tokenizer, self._metrics = api, prepared, tokenizer, metrics
-        self._source: Any = engine.generate(self.id, prepared.prompt, prepared.params)
+        given = (self.id, prepared.prompt, prepared.params)
+        self._source: Any = (
+            engine.generate(*given, images=prepared.images) if prepared.images else engine.generate(*given)
+        )
         self._began = time.monotonic()
         self._reason = "abort"
         generator = api.generator(prepared.converted, self.id, prepared.model, prepared.extra)

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from orchestrator.server.engine_protocol import AsyncEngineProtocol
+from orchestrator.server.image_metrics import ImageCollector
 from orchestrator.server.limits import Limits
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -42,6 +43,8 @@ class Metrics:
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, **own).set_function(read)
+        if getattr(engine, "image_counters", None) is not None:
+            self.registry.register(ImageCollector(lambda: engine.image_counters))  # type: ignore[attr-defined]
 
     def render(self) -> bytes:
         """The text format."""

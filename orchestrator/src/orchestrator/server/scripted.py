@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from orchestrator.engine.grammar import GrammarCompiler
+from orchestrator.engine.image_spans import PlacedImage
 from orchestrator.engine.request import EngineFull, Event, Finished, FinishReason, Ready, SamplingParams, TokenOutput
 from orchestrator.text.tokenizer import Tokenizer
 
@@ -50,6 +51,7 @@ class ScriptedEngine:
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.prompts: list[list[int]] = []
+        self.images: list[list[PlacedImage]] = []
         self.params: list[SamplingParams] = []
         self.fail_after: int | None = None
         self.hold: asyncio.Event | None = None
@@ -59,10 +61,13 @@ class ScriptedEngine:
     def progress(self) -> ScriptedProgress:
         return ScriptedProgress(bool(self.running), self._last_step, self._steps, len(self.running))
 
-    async def generate(self, request_id: str, prompt: list[int], params: SamplingParams) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request_id: str, prompt: list[int], params: SamplingParams, images: Iterable[PlacedImage] = ()
+    ) -> AsyncGenerator[Event, None]:
         if len(self.running) >= self.capacity:
             raise EngineFull("the scripted engine is full", retry_after=2.0)
         self.prompts.append(prompt)
+        self.images.append(list(images))
         self.params.append(params)
         self.running.add(request_id)
         done = False

@@ -54,15 +54,19 @@ def _model(plan: Plan, record: Record) -> tuple[ModelConfig, dict[str, torch.Ten
 
 def _facts(plan: Plan, record: Record, config: ModelConfig, meta: Mapping[str, Any], command: str) -> dict[str, Any]:
     stages = [{"name": stage, **record.of(stage)} for stage in ("backbone", "drafter") if record.of(stage)]
+    untaught = []
+    if config.vision is not None:
+        count = parameter_count(config) - parameter_count(config, vision=False)
+        untaught.append(f"The image encoder's {count:,} parameters are random: images are read and mean nothing.")
     return {
         "name": plan.name,
         "summary": (
-            f"A language model of {parameter_count(config):,} parameters with the DeepSeek-V4.1 architecture, trained "
-            "to show and to check Fathom's inference code."
+            f"A language model of {parameter_count(config, vision=False):,} parameters with the DeepSeek-V4.1 "
+            "architecture, trained to show and to check Fathom's inference code."
         ),
         "header": {"license": "apache-2.0", "language": ["en", "code"]},
         "sizes": {
-            "parameters": parameter_count(config),
+            "parameters": parameter_count(config, vision=False),
             "layers": config.num_hidden_layers,
             "width": config.hidden_size,
             "vocabulary": config.vocab_size,
@@ -70,7 +74,7 @@ def _facts(plan: Plan, record: Record, config: ModelConfig, meta: Mapping[str, A
         },
         "data": meta,
         "training": {"command": command, "hardware": record.of("backbone")["hardware"], "stages": stages},
-        "limits": [f"Longest training sequence: {max(p.length for p in plan.phases['backbone']):,} tokens."],
+        "limits": [f"Longest training sequence: {max(p.length for p in plan.phases['backbone']):,} tokens.", *untaught],
     }
 
 

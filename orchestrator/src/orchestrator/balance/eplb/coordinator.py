@@ -13,6 +13,7 @@ from collections import Counter, deque
 import numpy as np
 
 from kernel_core.check import require
+from orchestrator.balance.eplb.domains import Domain
 from orchestrator.balance.eplb.messages import Acknowledge, Chunk, Dropped, Flip, Prepare, Turn
 from orchestrator.balance.eplb.moves import CHECKPOINT, Move, moves_of
 from orchestrator.balance.eplb.placement import Placement, check_alive
@@ -41,7 +42,7 @@ class Coordinator:
         spares: int,
         patience: int = 1000,
         alive: np.ndarray | None = None,
-        domain: int = 0,
+        domain: Domain = 0,
     ) -> None:
         """
         Args:

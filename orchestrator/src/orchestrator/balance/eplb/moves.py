@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.balance.eplb.domains import Domain, domains
 from orchestrator.balance.eplb.placement import EMPTY
 
 CHECKPOINT = -1  # the source of an expert that no rank alive holds
@@ -22,18 +23,19 @@ class Move:
     source_slot: int
 
 
-def moves_of(current: np.ndarray, target: np.ndarray, alive: np.ndarray, domain: int = 0) -> list[Move]:
+def moves_of(current: np.ndarray, target: np.ndarray, alive: np.ndarray, domain: Domain = 0) -> list[Move]:
     """Moves of one layer in order of rank and slot.
 
     Args:
         current, target: int32 [ranks, slots].
         alive: bool [ranks]; others neither receive nor send.
-        domain: ranks in a row that share fast links; 0 for all.
+        domain: ranks that share fast links, as in `MoveLimits`; 0 for all.
 
     A source on the rank itself is taken first, then one in its domain, then the one that sends least so far.
     """
     ranks, slots = np.nonzero((current != target) & (target != EMPTY) & alive[:, None])
     sending = np.zeros(len(current), np.int64)
+    group = domains(domain, len(current))
     found = []
     for rank, slot in zip(ranks.tolist(), slots.tolist(), strict=True):
         expert = int(target[rank, slot])
@@ -44,8 +46,7 @@ def moves_of(current: np.ndarray, target: np.ndarray, alive: np.ndarray, domain:
 
         def cost(holder: np.ndarray, rank: int = rank) -> tuple[bool, bool, int, int]:
             source = int(holder[0])
-            far = domain > 0 and source // domain != rank // domain
-            return source != rank, far, int(sending[source]), source
+            return source != rank, bool(group[source] != group[rank]), int(sending[source]), source
 
         source = min(holders, key=cost)
         sending[source[0]] += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernel_core.check import require
+from orchestrator.balance.eplb.domains import Domain, several
 from orchestrator.balance.eplb.metric import moe_lb, rank_loads
 from orchestrator.balance.eplb.pack import pack
 from orchestrator.balance.eplb.placement import EMPTY, Placement, check_alive, check_capacity
@@ -36,15 +37,15 @@ class Decision:
 
 
 def plan(
-    loads: np.ndarray, current: Placement, settings: EplbSettings, alive: np.ndarray | None = None, domain: int = 0
+    loads: np.ndarray, current: Placement, settings: EplbSettings, alive: np.ndarray | None = None, domain: Domain = 0
 ) -> Decision:
-    """Plan anew: in full where all ranks share fast links, else by a few exchanges.
+    """Plan anew: in full where all ranks share fast links and nothing else is asked for, else by a few exchanges.
 
     Args:
         loads: [steps, layers, experts], summed over ranks; padding excluded.
         current: what the ranks hold; slots of dead ranks count as empty.
         alive: bool [ranks]; None for all.
-        domain: ranks in a row that share fast links; 0 for all.
+        domain: ranks that share fast links, as in `MoveLimits`; 0 for all.
 
     An expert without a copy is given one whatever the traffic and the gain are; then only what that needs is moved if
     traffic is too low to plan on.
@@ -58,7 +59,7 @@ def plan(
         if not lost:
             return Decision(held, False, "too few tokens", 1.0, 1.0)
         return Decision(plan_swaps(floored, held, alive, MoveLimits(swaps=0)), True, "repair", 1.0, 1.0)
-    if domain == 0 or domain >= current.ranks:
+    if not (settings.incremental or several(domain, current.ranks)):
         target = plan_full(floored, current, alive, settings.refine)
     else:
         target = plan_swaps(floored, held, alive, replace(settings.limits, domain=domain))

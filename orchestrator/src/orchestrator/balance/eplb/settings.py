@@ -22,6 +22,7 @@ class EplbSettings:
         most_steps: steps that a plan looks at; longer windows are summed to as many.
         refine: exchanges a layer that improve a full plan before it is carried out.
         limits: what an incremental plan may move.
+        incremental: never plan in full, though all ranks share fast links.
     """
 
     redundant: int
@@ -33,6 +34,7 @@ class EplbSettings:
     most_steps: int = 128
     refine: int = 64
     limits: MoveLimits = field(default_factory=MoveLimits)
+    incremental: bool = False
 
     def __post_init__(self) -> None:
         require(self.redundant >= 0, "redundant", self.redundant, "0 or more")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernel_core.check import require
+from orchestrator.balance.eplb.domains import Domain, check_domain, domains
 from orchestrator.balance.eplb.layer_state import LayerState
 
 _HOTTEST = 8  # ranks that set the peak most, tried in this order before giving up
@@ -25,7 +26,7 @@ class MoveLimits:
     Attributes:
         swaps: exchanges of two slots and replacements of one.
         per_rank: slots of one rank that may change; what its spare buffers hold.
-        domain: ranks in a row that share a fast link; 0 where all do.
+        domain: ranks that share fast links: so many in a row, or each rank's domain by number; 0 where all do.
         across: most of the swaps that may cross between domains.
         gain: relative gain, of the objective, that a swap needs.
         gain_across: what one across domains needs.
@@ -34,15 +35,16 @@ class MoveLimits:
 
     swaps: int = 32
     per_rank: int = 1 << 30
-    domain: int = 0
+    domain: Domain = 0
     across: int = 8
     gain: float = 1e-4
     gain_across: float = 2e-3
     replace: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("swaps", "per_rank", "domain", "across"):
+        for name in ("swaps", "per_rank", "across"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        check_domain("domain", self.domain)
         for name in ("gain", "gain_across"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "0 to below 1")
 
@@ -70,7 +72,7 @@ def improve(table: np.ndarray, loads: np.ndarray, alive: np.ndarray, limits: Mov
     state = LayerState(table, loads)
     ranks = len(table)
     changed = np.zeros(ranks, np.int64)
-    group = np.arange(ranks) // limits.domain if limits.domain else np.zeros(ranks, np.int64)
+    group = domains(limits.domain, ranks)
     across = 0
     for _ in range(limits.swaps):
         swap = _next(state, alive & (changed < limits.per_rank), group, limits, across < limits.across)

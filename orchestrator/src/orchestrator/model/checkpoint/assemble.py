@@ -16,6 +16,7 @@ from orchestrator.model.weights import (
     Drafter,
     Engram,
     Experts,
+    ExpertsOf,
     HyperConnection,
     Indexer,
     Layer,
@@ -27,10 +28,11 @@ NAN_SCALE = 255
 """The E8M0 byte without a value; a scale that holds it makes its whole block NaN."""
 
 
-def load_weights(path: str | Path) -> ModelWeights:
+def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp")) -> ModelWeights:
     """Read a checkpoint folder. Engram tables stay in their files (mapped read-only), all else is read to memory.
 
-    Raises `CheckpointError` naming the file or tensor, what was found, what is expected and what to do.
+    Routed experts of blocks not named in `experts` are checked for dtype and shape, left in their files, and come
+    without rows. Raises `CheckpointError` naming the file or tensor, what was found, what is expected and what to do.
     """
     checkpoint = Checkpoint(path)
     config = checkpoint.config
@@ -39,7 +41,7 @@ def load_weights(path: str | Path) -> ModelWeights:
         check_engram_rows(config)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.folder}/config.json: {error}") from error
-    take = _Taker(checkpoint)
+    take = _Taker(checkpoint, experts)
     weights = ModelWeights(
         config=config,
         embed=take.plain("embed.weight"),
@@ -55,14 +57,15 @@ def load_weights(path: str | Path) -> ModelWeights:
         names = [name for name in checkpoint.entries if name.startswith(("vision.", "aligner."))]
         weights.vision = {name: take.plain(name) for name in names}
     take.check_all_taken()
+    weights.bytes_read = checkpoint.bytes_read
     return weights
 
 
 class _Taker:
     """Reads tensors and remembers which, so that none is left without a place in the model."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, experts: ExpertsOf) -> None:
+        self.checkpoint, self.experts = checkpoint, experts
         self.left = set(checkpoint.entries)
 
     def plain(self, name: str) -> torch.Tensor:
@@ -99,6 +102,9 @@ class _Taker:
     def _stack(self, prefix: str, count: int, parts: tuple[str, ...], kind: str) -> torch.Tensor:
         shapes = [self.checkpoint.entries[f"{prefix}.0.{part}.{kind}"].shape for part in parts]
         rows = [shape[0] for shape in shapes]
+        if prefix.split(".")[0] not in self.experts:
+            self.left -= {f"{prefix}.{expert}.{part}.{kind}" for expert in range(count) for part in parts}
+            count = 0
         out = torch.empty(count, sum(rows), shapes[0][1], dtype=torch.uint8)
         for expert, slot in enumerate(out):
             for part, piece in zip(parts, slot.split(rows), strict=True):

@@ -41,6 +41,11 @@ class Checkpoint:
         #: Dtype, shape and place of every tensor.
         self.entries = {name: file.entries[stored] for name, (file, stored) in self._home.items()}
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors read so far through this object; headers and mapped tensors are not among them."""
+        return sum(file.bytes_read for file in {id(f): f for f, _ in self._home.values()}.values())
+
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
         return self._find(name)[0].path

@@ -46,6 +46,7 @@ class SafetensorsFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._mapped: np.ndarray | None = None
+        self.bytes_read = 0  # of tensors, mapped ones left out
         self.entries = _parse(self.path)
 
     def read(self, name: str) -> torch.Tensor:
@@ -97,6 +98,7 @@ class SafetensorsFile:
         """Bytes from `begin` on into `out`, uint8 of one dimension."""
         if not out.numel():
             return
+        self.bytes_read += out.numel()
         view = out.numpy().data
         with self.path.open("rb", buffering=0) as file:
             file.seek(begin)

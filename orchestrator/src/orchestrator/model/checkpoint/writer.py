@@ -53,7 +53,7 @@ def write_checkpoint(
     partial = {file: folder / f".{file}.partial" for file in files}
     try:
         for file, names in files.items():
-            _write_file(partial[file], specs, names, source)
+            write_file(partial[file], specs, names, source)
     except BaseException:
         for path in partial.values():
             path.unlink(missing_ok=True)
@@ -66,12 +66,12 @@ def write_checkpoint(
     if len(files) > 1 or placement != "single":
         total = sum(spec.nbytes for spec in specs.values())
         places = {name: file for file, names in files.items() for name in names}
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
 
 
 def write_config(folder: str | Path, config: ModelConfig) -> None:
     """Write config.json of a checkpoint folder, at once or not at all."""
-    _write_json(Path(folder) / "config.json", config.to_hf())
+    write_json(Path(folder) / "config.json", config.to_hf())
 
 
 def _check_mapping(specs: Mapping[str, TensorSpec], source: Mapping[str, torch.Tensor]) -> None:
@@ -88,8 +88,10 @@ def _check_tensor(name: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
     require(tuple(tensor.shape) == spec.shape, name, f"shape {list(tensor.shape)}", f"{list(spec.shape)}")
 
 
-def _write_file(path: Path, specs: Mapping[str, TensorSpec], names: list[str], source: Source) -> None:
-    """Tensors are asked for by name order, where a weight and its scale are neighbours, and put where they belong."""
+def write_file(path: Path, specs: Mapping[str, TensorSpec], names: list[str], source: Source) -> None:
+    """Write one safetensors file with `names`, in this order, in it.
+
+    Tensors are asked for by name order, where a weight and its scale are neighbours, and put where they belong."""
     head, begins = header(specs, names)
     get = source.__getitem__ if isinstance(source, Mapping) else source
     with path.open("wb") as file:
@@ -102,7 +104,8 @@ def _write_file(path: Path, specs: Mapping[str, TensorSpec], names: list[str], s
                 file.write(tensor.detach().cpu().contiguous().view(torch.uint8).flatten().numpy().data)
 
 
-def _write_json(path: Path, values: object) -> None:
+def write_json(path: Path, values: object) -> None:
+    """Write a JSON file at once or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -9,13 +9,18 @@ import torch
 import mega_moe
 from kernel_core.check import require
 from orchestrator.balance.eplb.placement import EMPTY
+from orchestrator.model.expert_parallel.gpu_layer import DeviceCounts, GpuExperts
 from orchestrator.model.expert_parallel.held import HeldExperts
 from orchestrator.model.expert_parallel.layer import Combine, Counts, ParallelExperts
+from orchestrator.model.expert_parallel.pool import ExpertPool, PackedPool
 from orchestrator.model.expert_parallel.source import ExpertSource
+from orchestrator.model.moe import Moe
 from orchestrator.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from ep_comm import Communicator
+    from ep_comm.cuda import FusedExchange
+    from mega_moe.cuda.layout import PackedExperts
 
 
 def attach(
@@ -25,13 +30,62 @@ def attach(
     counts: Counts | None = None,
     combine: Combine = "slots",
 ) -> None:
-    """Have every backbone layer use the group's experts. Draft stages keep theirs: they are small, and on every rank.
+    """Have every backbone layer use the group's experts; for the draft stages there is `attach_drafts`.
 
     Raises:
         ValueError: the communicator's sizes are not the model's.
     """
+    _check(model, communicator, held)
+    require(isinstance(held.pool, ExpertPool), "held.pool", type(held.pool).__name__, "an ExpertPool")
+    for layer, moe in enumerate(model.moe):
+        e = model.weights.layers[layer].experts
+        shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
+        moe.parallel = ParallelExperts(layer, communicator, held, shared, moe.limit, counts, combine)
+
+
+def attach_packed(
+    model: Transformer,
+    communicator: Communicator,
+    held: HeldExperts,
+    counts: DeviceCounts | None = None,
+    fused: FusedExchange | None = None,
+) -> None:
+    """As `attach`, with experts as GPU kernels read them and no wait of the host in a layer.
+
+    fused: has the experts' kernel read and write peers' memory itself; else rows are dispatched with fixed places.
+
+    Raises:
+        ValueError: sizes or formats are not the model's, or are not what the kernels take.
+    """
+    _check(model, communicator, held)
+    pool = held.pool
+    if not isinstance(pool, PackedPool):
+        raise ValueError(f"held.pool: got {type(pool).__name__}, allowed is a PackedPool")
+    formats = (communicator.shape.dispatch, communicator.shape.combine)
+    allowed = "('bfloat16', 'float32'), which keep the bits of one rank"
+    require(formats == ("bfloat16", "float32"), "communicator.shape formats", formats, allowed)
+    pool.packed.state.zero_()  # launches of all ranks are counted from here
+    for layer, moe in enumerate(model.moe):
+        shared = _packed_shared(model, layer, moe)
+        moe.parallel = GpuExperts(layer, communicator, held, shared, moe.limit, counts, fused)
+
+
+def _packed_shared(model: Transformer, layer: int, moe: Moe) -> PackedExperts:
+    if moe.packed is not None:
+        require(hasattr(moe.packed, "shared13"), "model", "one packed for other kernels", "one packed for SM90")
+        return moe.packed  # type: ignore[return-value]
+    from mega_moe.cuda import widen
+
+    e = model.weights.layers[layer].experts
+    shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
+    return widen.pack_experts(e.w13[:0], e.s13[:0], e.w2[:0], e.s2[:0], shared)
+
+
+def _check(model: Transformer, communicator: Communicator, held: HeldExperts) -> None:
     config, shape = model.config, communicator.shape
-    require(model.device.type == "cpu", "model", f"one on {model.device}", "one on the CPU")
+    require(
+        held.pool.device == model.device, "held.pool", f"one on {held.pool.device}", f"{model.device}, as the model"
+    )
     for name, mine, theirs in (
         ("hidden", config.hidden_size, shape.hidden),
         ("top_k", config.num_experts_per_tok, shape.top_k),
@@ -39,10 +93,6 @@ def attach(
         ("ranks", held.slots.table.shape[1], shape.ranks),
     ):
         require(mine == theirs, f"communicator.shape.{name}", theirs, f"{mine}, as the model")
-    for layer, moe in enumerate(model.moe):
-        e = model.weights.layers[layer].experts
-        shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
-        moe.parallel = ParallelExperts(layer, communicator, held, shared, moe.limit, counts, combine)
 
 
 def detach(model: Transformer) -> None:

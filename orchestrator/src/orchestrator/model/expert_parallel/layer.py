@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 import mega_moe
+from orchestrator.balance.eplb.placement import EMPTY
 from orchestrator.model.expert_parallel.held import HeldExperts
+from orchestrator.model.expert_parallel.pool import ExpertPool
 
 if TYPE_CHECKING:
     from ep_comm import Communicator, Dispatched
@@ -19,8 +21,8 @@ Combine = Literal["slots", "ranks"]
 class Counts(Protocol):
     """Who is told what a step routed."""
 
-    def routed(self, layer: int, ids: np.ndarray, valid: np.ndarray) -> None:
-        """Logical experts [T, top_k] of this rank's tokens, and which rows count, bool [T]."""
+    def routed(self, layer: int, ids: np.ndarray, valid: np.ndarray, owner: np.ndarray | None = None) -> None:
+        """Logical experts [T, top_k] of this rank's tokens, which rows count, bool [T], and whose they are, [T]."""
 
     def received(self, layer: int, rows: int) -> None:
         """(Token, slot) pairs that came to this rank's experts."""
@@ -44,20 +46,32 @@ class ParallelExperts:
         counts: Counts | None = None,
         combine: Combine = "slots",
     ) -> None:
-        self.layer, self.communicator, self.held = layer, communicator, held
+        assert isinstance(held.pool, ExpertPool)
+        self.layer, self.communicator, self.held, self.pool = layer, communicator, held, held.pool
         self.shared, self.limit, self.counts, self.combine = shared, limit, counts, combine
 
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, padding: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        padding: torch.Tensor | None = None,
+        owner: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x float32 [T, hidden]; ids int32 [T, top_k], logical; weights float32 [T, top_k]; float32 [T, hidden].
 
         padding: bool [T], rows that are counted nowhere and sent nowhere; their routed sum is zero.
+        owner: int64 [T], each row's request in the step; only counts ask for it.
         """
         if self.counts is not None:
             valid = np.ones(len(ids), np.bool_) if padding is None else ~padding.cpu().numpy()
-            self.counts.routed(self.layer, ids.cpu().numpy(), valid)
-        sent = self.communicator.dispatch(x, self.held.choose(self.layer, ids, padding), weights)
+            whose = None if owner is None else owner.cpu().numpy()
+            self.counts.routed(self.layer, ids.cpu().numpy(), valid, whose)
+        chosen, most = self.held.choose(self.layer, ids, padding), self.communicator.shape.top_k
+        if chosen.shape[1] < most:  # a draft stage takes fewer experts than the link has places for
+            chosen = torch.nn.functional.pad(chosen, (0, most - chosen.shape[1]), value=EMPTY)
+            weights = torch.nn.functional.pad(weights, (0, most - weights.shape[1]))
+        sent = self.communicator.dispatch(x, chosen, weights)
         out = self.communicator.combine(self._experts(sent), sent)
         return out.add_(self._shared(x))
 
@@ -73,7 +87,7 @@ class ParallelExperts:
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
         nowhere = torch.full((x.shape[0], 1), -1, dtype=torch.int32, device=x.device)
-        pool = self.held.pool
+        pool = self.pool
         return mega_moe.fused_experts(
             x, nowhere, x.new_zeros(x.shape[0], 1), pool.w13, pool.s13, pool.w2, pool.s2,
             limit=self.limit, shared=self.shared,
@@ -96,7 +110,7 @@ class ParallelExperts:
         return y
 
     def _run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        pool = self.held.pool
+        pool = self.pool
         return mega_moe.fused_experts(
             x.contiguous(), ids.contiguous(), weights.contiguous(), pool.w13, pool.s13, pool.w2, pool.s2,
             limit=self.limit,
