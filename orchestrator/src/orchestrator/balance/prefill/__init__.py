@@ -3,6 +3,7 @@
 from orchestrator.balance.prefill.bins import BinSettings, PrefillBins, Prompt, key_function, shares
 from orchestrator.balance.prefill.cost import BLOCK, PUBLISHED, Chunk, PrefillCost
 from orchestrator.balance.prefill.fit import CostFit
+from orchestrator.balance.prefill.order import turn
 from orchestrator.balance.prefill.quota import Quota, Waiting, agree, fill, plan
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "key_function",
     "plan",
     "shares",
+    "turn",
 ]
