@@ -1,0 +1,20 @@
+// The calls of generated Ascend 950 source, for a host compiler. See the README of this folder's parent.
+#pragma once
+
+#include "asc_host/arithmetic.hpp"
+#include "asc_host/carries.hpp"
+#include "asc_host/compare.hpp"
+#include "asc_host/convert.hpp"
+#include "asc_host/copies.hpp"
+#include "asc_host/cube.hpp"
+#include "asc_host/device_words.hpp"
+#include "asc_host/gather.hpp"
+#include "asc_host/launch.hpp"
+#include "asc_host/merging.hpp"
+#include "asc_host/permute.hpp"
+#include "asc_host/predicates.hpp"
+#include "asc_host/reduce.hpp"
+#include "asc_host/register_memory.hpp"
+#include "asc_host/simt.hpp"
+#include "asc_host/small_vectors.hpp"
+#include "asc_host/sync.hpp"

@@ -1,0 +1,1 @@
+"""Public ops, one file an idea: checks, docstring, and the kernel that runs."""
