@@ -77,7 +77,7 @@ def test_generate_over_several_ranks(nano):
     args = ("generate", "def f(", "--model", str(nano), "--max-tokens", "12", "--seed", "5")
     alone, spread = fathom(*args), fathom(*args, "--ep", "2", "--stats")
     assert spread.returncode == 0, spread.stderr
-    assert spread.stdout == alone.stdout != "" and "2 ranks" in spread.stderr
+    assert spread.stdout == alone.stdout != "" and "2 ranks, 3.4 MiB of" in spread.stderr
     refused = fathom(*args, "--ep", "2", "--device", "cuda")
     assert refused.returncode == 2 and "device" in refused.stderr
 
@@ -99,6 +99,9 @@ WRONG = {
     "stop": (("--stop", ""), "--stop"),
     "device": (("--device", "cuda"), "doctor"),
     "model": (("--model", "nowhere"), "v41-mini"),
+    "plan alone": (("--ep-plan", "decode"), "give --ep too"),
+    "plan": (("--ep", "2", "--ep-plan", "often"), "off, prefill, decode, all"),
+    "slots": (("--ep", "2", "--ep-slots", "1"), "slots: got 1"),
 }
 
 

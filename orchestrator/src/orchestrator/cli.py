@@ -19,6 +19,8 @@ Examples:
   fathom init v41-mini models/mine --seed 7
   fathom eval --quick
   fathom train --smoke
+  fathom simulate --seeds 20
+  fathom figures
   fathom bench list
   fathom doctor
   fathom test packages/mla_fp4 -k topk
@@ -69,6 +71,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=0, help="the k most likely tokens; 0 takes all")] = None,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same text")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="picture before the text; may be repeated")] = None,
     json_schema: Annotated[
         str | None, typer.Option(help="JSON schema that the text obeys: a file or the schema")
     ] = None,
@@ -79,6 +82,11 @@ def generate(
     speculation: Speculation = "scheduled",
     threads: Threads = None,
     ep: Annotated[int, typer.Option(min=1, help="processes that share the experts (on a CPU)")] = 1,
+    ep_slots: Annotated[int | None, typer.Option(min=1, help="experts of a layer that each of them holds")] = None,
+    ep_plan: Annotated[
+        str, typer.Option(help="whose rows experts are placed anew by while they run: off, prefill, decode or all")
+    ] = "off",
+    ep_domain: Annotated[int, typer.Option(min=0, help="processes in a row with fast links; 0 where all have")] = 0,
     stats: Annotated[bool, typer.Option("--stats", help="print speed to standard error")] = False,
 ) -> None:
     """Continue a text; it is printed as it comes."""
@@ -86,7 +94,7 @@ def generate(
     from orchestrator.commands.generate import generate as run
 
     values = {name: value for name, value in locals().items() if name in GenerateOptions.__dataclass_fields__}
-    raise typer.Exit(run(GenerateOptions(**{**values, "stop": tuple(stop or ())})))
+    raise typer.Exit(run(GenerateOptions(**{**values, "stop": tuple(stop or ()), "image": tuple(image or ())})))
 
 
 @app.command(
@@ -119,6 +127,17 @@ def serve(
     cache_key_gb: Annotated[float | None, typer.Option(min=0.01, help="of it at most for each API key, in GiB")] = None,
     window_listen: Annotated[str | None, typer.Option(help="HOST:PORT where other servers ask for windows")] = None,
     window_peer: Annotated[list[str] | None, typer.Option(help="HOST:PORT of another server; may be repeated")] = None,
+    max_images: Annotated[int, typer.Option(min=1, help="images in one request")] = 64,
+    max_image_mb: Annotated[float, typer.Option(min=0.001, help="largest encoded image, in MiB")] = 32.0,
+    max_image_mpixels: Annotated[
+        float, typer.Option(min=0.001, max=170, help="largest decoded image, in 2^20 pixels")
+    ] = 64.0,
+    image_urls: Annotated[bool, typer.Option("--image-urls/--no-image-urls", help="fetch images given by URL")] = True,
+    image_network: Annotated[
+        list[str] | None,
+        typer.Option(help="addresses that image URLs may lead to beside public ones, as 10.1.0.0/16; may be repeated"),
+    ] = None,
+    image_cache_gb: Annotated[float, typer.Option(min=0.001, help="memory for embeddings of images, in GiB")] = 1.0,
     threads: Threads = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
 ) -> None:
@@ -128,6 +147,7 @@ def serve(
 
     values = {name: value for name, value in locals().items() if name in ServeOptions.__dataclass_fields__}
     several = {"alias": tuple(alias or ()), "window_peer": tuple(window_peer or ())}
+    several["image_network"] = tuple(image_network or ())
     raise typer.Exit(run(ServeOptions(**(values | several))))
 
 
@@ -142,6 +162,17 @@ def init(
     from orchestrator.commands.init import init as run
 
     raise typer.Exit(run(name, path, seed, force))
+
+
+@app.command(name="add-vision")
+def add_vision(
+    path: Annotated[Path, typer.Argument(help="folder of a small model of text alone")],
+    seed: Annotated[int, typer.Option(help="of the random weights")] = 0,
+) -> None:
+    """Give a small model an image encoder with random weights, so that images can be sent to it."""
+    from orchestrator.commands.vision import add_vision as run
+
+    raise typer.Exit(run(path, seed))
 
 
 @app.command(
@@ -198,6 +229,57 @@ def train(
     values = {name: value for name, value in locals().items() if name in TrainOptions.__dataclass_fields__}
     wanted = STAGES if stages is None else tuple(part.strip() for part in stages.split(","))
     raise typer.Exit(run(TrainOptions(**{**values, "stages": wanted})))
+
+
+@app.command(
+    epilog="\b\nExamples:\n  fathom simulate --seeds 200 --jobs 2\n  fathom simulate --seed 17 --minutes 10 --trace\n"
+    "  fathom simulate --broken-variants --jobs 2\n  fathom simulate --matrix --json matrix.json"
+)
+def simulate(
+    seed: Annotated[int | None, typer.Option(help="run this seed only")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="run seeds 1 to this one")] = 20,
+    minutes: Annotated[float | None, typer.Option(help="virtual minutes with faults; default 10")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    faults: Annotated[str, typer.Option(help="kinds that may happen, with commas; none for none; default all")] = "",
+    trace: Annotated[bool, typer.Option("--trace", help="with --seed: print every message and fault")] = False,
+    only: Annotated[str, typer.Option(help="with --trace: requests that it is about, with commas")] = "",
+    shrink: Annotated[bool, typer.Option("--shrink", help="with --seed: leave out what it does not need")] = False,
+    broken: Annotated[str | None, typer.Option("--break", help="leave this rule of the protocol out")] = None,
+    broken_variants: Annotated[
+        bool, typer.Option("--broken-variants", help="say how many seeds it takes to catch each broken variant")
+    ] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="each kind of fault in each phase of a request")] = False,
+    json: Annotated[Path | None, typer.Option(help="write the results to this file")] = None,
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="print the kinds of faults")] = False,
+) -> None:
+    """Simulate the service under faults; a seed gives the same run every time."""
+    from orchestrator.commands.simulate import SimulateOptions
+    from orchestrator.commands.simulate import simulate as run
+
+    values = {name: value for name, value in locals().items() if name in SimulateOptions.__dataclass_fields__}
+    raise typer.Exit(run(SimulateOptions(**values)))
+
+
+@app.command(
+    epilog="\b\nExamples:\n  fathom figures\n  fathom figures --only retention,capacity\n"
+    "  fathom figures --only faults --matrix matrix.json\n  fathom figures --quick --out /tmp/f --page /tmp/f/page.md"
+)
+def figures(
+    traces: Annotated[Path | None, typer.Option(help="folder of recorded traces; also FATHOM_TRACES")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of figures.json and pictures; default: docs/service")] = None,
+    page: Annotated[Path | None, typer.Option(help="page to write; default: docs/service_figures.md")] = None,
+    matrix: Annotated[Path | None, typer.Option(help="JSON of `fathom simulate --matrix`, for the faults")] = None,
+    only: Annotated[str, typer.Option(help="studies to run, with commas; others keep their results")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="small samples, in seconds, to try it out")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="run nothing: pictures and page from figures.json")] = False,
+    seed: Annotated[int, typer.Option(help="of the simulated traffic")] = 0,
+) -> None:
+    """Study capacity and policies on recorded traffic; published costs, no GPU. A quarter of an hour."""
+    from orchestrator.commands.figures import FiguresOptions
+    from orchestrator.commands.figures import figures as run
+
+    values = {name: value for name, value in locals().items() if name in FiguresOptions.__dataclass_fields__}
+    raise typer.Exit(run(FiguresOptions(**values)))
 
 
 @app.command(context_settings=_PASS_ON, add_help_option=False)

@@ -25,7 +25,17 @@ KERNEL_PACKAGES = (
     "gdr_swapin",
     "ep_comm",
 )
-LIBRARIES = ("torch", "numpy", "tokenizers", "deepseek-recipe", "llguidance", "fastapi", "uvicorn", "pydantic")
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "deepseek-recipe",
+    "llguidance",
+    "pillow",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ def _backends() -> Iterator[Finding]:
     yield Finding("cpu", True, f"measured; this processor runs {', '.join(kernel_core.available_isas())}")
     yield _nvidia()
     yield Finding("nvidia sm100", None, "compiled and never run: attention, index scores")
-    yield Finding("ascend 950", None, "absent: there are no kernels for it")
+    yield _ascend()
 
 
 def _nvidia() -> Finding:
@@ -134,6 +144,17 @@ def _nvidia() -> Finding:
         why = str(error).split("here: ", 1)[-1]
         return Finding("nvidia sm90", False if there else None, f"{why}; what there is: {kernels}", str(error))
     return Finding("nvidia sm90", True, f"{torch.cuda.get_device_name()}: {kernels}")
+
+
+def _ascend() -> Finding:
+    """Kernels that ran in emulation alone; what a device lacks here."""
+    try:
+        import cann_ops
+    except ImportError as error:
+        return Finding("ascend 950", None, f"absent: {error}")
+    there, why = cann_ops.is_available()
+    seen = "a device is here; cann_ops.verify tries its kernels on it" if there else why
+    return Finding("ascend 950", None, f"lowered, run in emulation alone; {seen}")
 
 
 def _models() -> Iterator[Finding]:

@@ -31,6 +31,7 @@ class GenerateOptions:
     top_k: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    image: tuple[Path, ...] = ()
     json_schema: str | None = None
     regex: str | None = None
     lark: str | None = None
@@ -40,6 +41,9 @@ class GenerateOptions:
     stats: bool = False
     speculation: str = "scheduled"
     ep: int = 1
+    ep_slots: int | None = None
+    ep_plan: str = "off"
+    ep_domain: int = 0
 
 
 def generate(options: GenerateOptions) -> int:
@@ -55,6 +59,10 @@ def generate(options: GenerateOptions) -> int:
     from orchestrator.text.sampling import sampling_defaults
 
     params = _params(options, sampling_defaults(folder))
+    if options.ep == 1 and (options.ep_slots or options.ep_plan != "off" or options.ep_domain):
+        raise UsageError("--ep-slots, --ep-plan and --ep-domain say how several processes share experts; give --ep too")
+    if options.ep > 1 and options.image:
+        raise UsageError("--image: got files and --ep, allowed is one of them")
     if options.ep > 1:
         from orchestrator.commands.expert_parallel import generate_parallel
 
@@ -62,6 +70,7 @@ def generate(options: GenerateOptions) -> int:
     from orchestrator.engine.curve_cache import use_curve
     from orchestrator.engine.llm import LLM
     from orchestrator.engine.request import Finished, Ready, TokenOutput
+    from orchestrator.vision import ImagePrompt
 
     llm = LLM(
         folder,
@@ -73,7 +82,7 @@ def generate(options: GenerateOptions) -> int:
     use_curve(llm.engine, cache_folder() / "curves")
     began, first, tokens, ready = time.perf_counter(), 0.0, 0, None
     try:
-        for event in llm.stream(prompt, params):
+        for event in llm.stream(ImagePrompt([*options.image, prompt]) if options.image else prompt, params):
             if isinstance(event, Ready):
                 ready = event
             elif isinstance(event, TokenOutput):

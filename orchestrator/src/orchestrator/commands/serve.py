@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
+from orchestrator.commands.images import image_limits_of
 from orchestrator.commands.paths import cache_folder, find_model
 from orchestrator.commands.prefix import address_of, prefix_mode_of, shared_windows, stored_prefixes
 from orchestrator.commands.speculation import speculation_of
@@ -44,6 +45,12 @@ class ServeOptions:
     cache_key_gb: float | None = None
     window_listen: str | None = None
     window_peer: tuple[str, ...] = ()
+    max_images: int = 64
+    max_image_mb: float = 32.0
+    max_image_mpixels: float = 64.0
+    image_urls: bool = True
+    image_network: tuple[str, ...] = ()
+    image_cache_gb: float = 1.0
     threads: int | None = None
     log_level: str = "info"
 
@@ -61,6 +68,7 @@ def serve(options: ServeOptions) -> int:
     if options.cache_key_gb is not None and not (stored and keys):
         raise UsageError("--cache-key-gb: got a budget, allowed only with --cache-folder and API keys")
     _check_windows(options, prefix_cache)
+    image_limits = image_limits_of(options)
     settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     from orchestrator.server.run import make_server, open_socket
 
@@ -70,13 +78,14 @@ def serve(options: ServeOptions) -> int:
         raise UsageError(f"--{error}") from None
     with listening:
         folder = find_model(options.model)
-        from orchestrator.engine.async_engine import AsyncEngine
         from orchestrator.engine.config import EngineConfig
         from orchestrator.engine.curve_cache import use_curve
         from orchestrator.engine.engine import Engine
         from orchestrator.model.load import load_model
+        from orchestrator.roles.local import through_roles
         from orchestrator.server import create_app
         from orchestrator.text import load_tokenizer
+        from orchestrator.vision import ImageReader
 
         tokenizer = load_tokenizer(folder)
         dense = "fixed" if options.reproducible else "library"
@@ -90,6 +99,7 @@ def serve(options: ServeOptions) -> int:
             device=device,
             speculation=speculation,
             prefix_cache=prefix_cache,
+            image_bytes=int(options.image_cache_gb * 2**30),
         )
         model = load_model(folder, dense=config.dense, device=config.device)
         try:
@@ -103,21 +113,24 @@ def serve(options: ServeOptions) -> int:
         thinking = options.thinking if options.thinking is not None else large
         name = options.name or folder.resolve().name
         settings = _settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
+        images = None if engine.images is None else ImageReader(model.config, image_limits)
         gc.collect()
         gc.freeze()  # the model lives as long as the process: no collection needs to walk it between steps
         with (
             stored_prefixes(engine, options.cache_folder, options.cache_gb, folder, _budgets(options, keys)),
             shared_windows(engine, options.window_listen, options.window_peer, folder),
         ):
-            running = AsyncEngine(engine)
+            running = through_roles(engine)
             try:
-                app = create_app(running, tokenizer, settings, grammars=engine.grammars)
+                app = create_app(running, tokenizer, settings, grammars=engine.grammars, images=images)
                 port = listening.getsockname()[1]
                 url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{port}"
                 print(f"Serving {name} on {url} (docs: {url}/docs, context {engine.context} tokens)", file=sys.stderr)
                 make_server(app, settings, log_level=options.log_level).run(sockets=[listening])
             finally:
                 running.close()
+                if images is not None:
+                    images.close()
     return 0
 
 

@@ -116,7 +116,10 @@ class Decode(Worker):
         """Start a step if there is none and something runs."""
         if self._running is not None or self.life == "reforming":
             return
-        keys = tuple(key for key, row in self.rows.items() if row.state == "decoding")
+        owned = (
+            now - self.settings.owner_lease
+        )  # a worker that was stopped for long finds out here, before its next beat
+        keys = tuple(key for key, row in self.rows.items() if row.state == "decoding" and row.acked_at >= owned)
         if keys:
             self._step += 1
             self._step_since = now
