@@ -6,7 +6,7 @@ number of rows nor the attention of any engine is far above the mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -102,7 +102,7 @@ def level(engines: Iterable[DecodeEngine], head: Iterable[Incoming]) -> float:
     return _SLACK * held / len(engines) if engines else 0.0
 
 
-def choose_group(groups: dict[str, Sequence[DecodeEngine]], incoming: Incoming) -> str | None:
+def choose_group(groups: Mapping[str, Sequence[DecodeEngine]], incoming: Incoming) -> str | None:
     """The group with fewest tokens that has an engine with room; None if none has."""
     open_groups = [g for g, engines in groups.items() if any(e.has_room(incoming.need) for e in engines)]
     return min(open_groups, key=lambda g: (sum(e.tokens for e in groups[g]), g)) if open_groups else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from orchestrator.balance.decode import DecodeEngine, Incoming, choose_group, place
 from orchestrator.balance.paths import PrefillLoad
@@ -39,7 +39,7 @@ class Fleet:
     def prefill_loads(self) -> dict[str, PrefillLoad]:
         """Active prefill workers that pull: those with room."""
         return {
-            name: PrefillLoad(name, v.tokens, v.report.node)
+            name: v.as_prefill()
             for name, v in self.views.items()
             if v.report.role == "prefill" and v.active and v.room > 0
         }
@@ -54,14 +54,7 @@ class Fleet:
         """Active decode workers; what was given counts as held."""
         hidden = set(without)
         return [
-            DecodeEngine(
-                name,
-                v.requests + len(v.given),
-                v.tokens + int(v.owed),
-                int(v.room),
-                v.report.group,
-                v.report.rows,
-            )
+            v.as_decode()
             for name, v in self.views.items()
             if v.report.role == "decode" and v.active and name not in hidden
         ]
@@ -72,14 +65,18 @@ class Fleet:
 
     def choose_decode(self, engines: list[DecodeEngine], incoming: Incoming) -> View | None:
         """Two-dimensional placement: the group with fewest tokens, in it by count and tokens. Counters follow."""
-        groups: dict[str, Sequence[DecodeEngine]] = {}
+        groups: dict[str, list[DecodeEngine]] = {}
         for engine in engines:
-            groups[engine.group] = [*groups.get(engine.group, ()), engine]
+            groups.setdefault(engine.group, []).append(engine)
         group = choose_group(groups, incoming)
         if group is None:
             return None
         placed = place(groups[group], [incoming])
-        return self.views[placed[0][1].name] if placed else None
+        if not placed:
+            return None
+        view = self.views[placed[0][1].name]
+        view.changed()  # the engine that was seen counts the request, which the view may never get
+        return view
 
     # Scaling
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.balance.decode import DecodeEngine
+from orchestrator.balance.paths import PrefillLoad
 from orchestrator.roles.messages import AssignPrefill, Embedding, Key, Report, RequestSpec, Reserve
 
 State = Literal["unclaimed", "encoding", "queued", "assigned", "decoding", "lost"]
@@ -69,6 +71,8 @@ class View:
     owed: float = 0.0
     tokens: int = 0
     requests: int = 0
+    _engine: DecodeEngine | None = None  # as policies see it, until something changes
+    _load: PrefillLoad | None = None
 
     @property
     def place(self) -> Place:
@@ -82,8 +86,26 @@ class View:
     def room(self) -> float:
         return self.report.room - self.owed
 
+    def as_decode(self) -> DecodeEngine:
+        """What was given counts as held."""
+        if self._engine is None:
+            report = self.report
+            held, tokens = self.requests + len(self.given), self.tokens + int(self.owed)
+            self._engine = DecodeEngine(report.worker, held, tokens, int(self.room), report.group, report.rows)
+        return self._engine
+
+    def as_prefill(self) -> PrefillLoad:
+        if self._load is None:
+            self._load = PrefillLoad(self.report.worker, self.tokens, self.report.node)
+        return self._load
+
+    def changed(self) -> None:
+        """What policies see is made anew when it is asked for."""
+        self._engine = self._load = None
+
     def take(self, report: Report, now: float) -> None:
         """A newer report of the same life."""
+        self.changed()
         self.report, self.seen = report, now
         self.tokens = sum(h.tokens for h in report.holding)
         self.requests = len(report.holding)
@@ -92,11 +114,13 @@ class View:
                 self.forget((holding.request, holding.epoch))
 
     def give(self, key: Key, amount: float) -> None:
+        self.changed()
         self.owed += amount - self.given.get(key, 0.0)
         self.given[key] = amount
 
     def forget(self, key: Key) -> None:
         """It holds it by its own word now, or will not get it."""
+        self.changed()
         self.owed -= self.given.pop(key, 0.0)
         if not self.given:
             self.owed = 0.0  # no rest of rounding
