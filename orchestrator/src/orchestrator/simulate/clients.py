@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
@@ -55,10 +55,6 @@ class Stream:
     ready: bool = False
     state: str = "open"
     ended: float = 0.0
-    first: float | None = None
-    longest: float = 0.0
-    last: float = 0.0
-    tokens: list[int] = field(default_factory=list)
 
 
 class Front(Protocol):
@@ -108,7 +104,7 @@ class Clients:
         entry, life = self._random.choice(entries)
         request = f"{asked.request}~{tries}" if tries else asked.request
         now = self._queue.now
-        stream = Stream(request, asked, reference or reference_of(asked), entry, life, now, tries, last=now)
+        stream = Stream(request, asked, reference or reference_of(asked), entry, life, now, tries)
         self.streams[request] = self.open[request] = stream
         event = ClientRequest(request, self._spec(asked))
         self._front.tell(entry, life, event)
@@ -194,16 +190,11 @@ class Clients:
         if event.epoch < stream.epoch:
             self._wrong(7, f"{event.request}: epoch {event.epoch} gave tokens after epoch {stream.epoch}")
         stream.epoch = event.epoch
-        now, reference = self._queue.now, stream.reference
+        reference = stream.reference
         for number, token in enumerate(event.tokens, event.index):
             if number >= reference.length or token != reference.token(number):
                 right = reference.token(number) if number < reference.length else "none"
                 self._wrong(2, f"{event.request}: token {number} is {token}, the reference has {right}")
-        if stream.first is None:
-            stream.first = now - stream.began
-        else:
-            stream.longest = max(stream.longest, now - stream.last)
-        stream.last = now
         stream.got += len(event.tokens)
         self.delivered += len(event.tokens)
 

@@ -57,7 +57,6 @@ class Found:
     what: str = ""
     recover: float = 0.0
     slower: float = 0.0
-    recomputed: int = 0
 
     @property
     def ok(self) -> bool:

@@ -70,7 +70,7 @@ def simulate(
         invariant, what, at = violation.invariant, violation.what, violation.at
         if trace is not None:
             trace.note(at, str(violation))
-    counts = dict(world.counts)
+    counts = {**world.counts, "blocks compared": world.watch.blocks_read}
     counts |= {f"messages {name}": count for name, count in world.network.counts.items()}
     counts |= {f"store {name}": count for name, count in world.store.counts.items()}
     counts |= {f"failed: {reason}": count for reason, count in world.clients.failures.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -159,8 +158,3 @@ def reference_of(asked: Asked) -> Reference:
         most=asked.most,
         stop_after=asked.stop_after,
     )
-
-
-def tokens_of(workload: Sequence[Asked]) -> tuple[int, int]:
-    """Prompt tokens and most answer tokens of a workload."""
-    return sum(len(asked.prompt) for asked in workload), sum(asked.most for asked in workload)
