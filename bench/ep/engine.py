@@ -29,16 +29,15 @@ SKEW = 4  # experts that the router of the skewed model favours, all on one rank
 
 @dataclass(frozen=True)
 class RandomRank:
-    """Random weights in the shape of `v41-flash-rank`, six experts a GPU. `skewed`: the first ones are favoured."""
+    """Random weights in the shape of `v41-flash-rank`, six experts a GPU. `skewed`: some of one GPU are favoured."""
 
     gpus: int
-    small: bool = False
     skewed: bool = False
 
     def config(self) -> ModelConfig:
-        from orchestrator.model.presets import v41_flash_rank, v41_nano
+        from orchestrator.model.presets import v41_flash_rank
 
-        return v41_nano() if self.small else replace(v41_flash_rank(), n_routed_experts=6 * self.gpus)
+        return replace(v41_flash_rank(), n_routed_experts=6 * self.gpus)
 
     def __call__(self, options: EpOptions) -> Loaded:
         from orchestrator.model.expert_parallel import LoadedPacked
@@ -154,11 +153,10 @@ class Rebalance:
     after_ms: float
     moved: int
     seconds: float
-    tokens: list[list[int]]
 
 
 def rebalance(load: Load, config: ModelConfig, ranks: int, each: int, bytes_per_step: int) -> Rebalance:
-    """A skewed load: batches before a plan, while experts move, and when all have moved."""
+    """A skewed load: the same batch before a plan, while experts move, and when all have moved."""
     count = ranks * each
     plans = EplbSettings(redundant=2, window=64, interval=256, least_tokens=0.0)
     group = group_of(load, config, options_of(ranks, each, eplb=plans, bytes_per_step=bytes_per_step))
@@ -177,6 +175,8 @@ def rebalance(load: Load, config: ModelConfig, ranks: int, each: int, bytes_per_
                 after += 1
     finally:
         group.close()
+    if any(tokens != found[0][3] for *_, tokens in found):
+        raise ArithmeticError("tokens changed while experts moved")
     left = group.left
     moved = sum(rank.bytes_moved.get("from peers", 0) for rank in left.values())
     gaps = [gap for _, _, gap, _ in found]
@@ -184,7 +184,7 @@ def rebalance(load: Load, config: ModelConfig, ranks: int, each: int, bytes_per_
     during = max(gaps[1 : started + 1] or gaps[-1:])
     return Rebalance(
         left[0].moe_lb, gaps[0], during, gaps[-1], moved,
-        committed - found[0][0] if committed else 0.0, found[-1][3],
+        committed - found[0][0] if committed else 0.0,
     )  # fmt: skip
 
 

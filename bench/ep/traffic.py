@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from bench.ep.group import Group, captured
 from bench.ep.rows import Ledger, all_to_all
-from ep_comm import Shape, reference
+from ep_comm import Shape, Transfer, reference
+from ep_comm.cuda import peers
+from kernel_core.bench import Timing
 
 HIDDEN, TOP_K, EXPERTS = 5120, 6, 384
 DECODE, PREFILL = (1, 8, 32, 64, 128, 256), (1024, 4096, 8192)
@@ -25,8 +29,6 @@ class Traffic:
     """
 
     def __init__(self, group: Group, tokens: int, form: str, fixed: bool, load: Load = "even") -> None:
-        from ep_comm.cuda import peers
-
         self.group, self.fixed, world = group, fixed, group.world
         combine = "bfloat16"
         self.shape = s = Shape(world, tokens, HIDDEN, TOP_K, -(-EXPERTS // world), form, combine)  # type: ignore[arg-type]
@@ -123,10 +125,8 @@ def measure(group: Group, ledger: Ledger, tokens: int, form: str, load: Load = "
     if other is not None:
         other.close()
     t.received = t.dispatch()
-    back = 0
     for by_rank in (False, True):
         to, of, sent = off(t.result_rows(by_rank), HIDDEN * 2)
-        back = back or sent
         calls = {"native": lambda by_rank=by_rank: t.combine(by_rank), "NCCL all-to-all, sums not counted":
                  all_to_all(group, to, of)}  # fmt: skip
         what = "one row a rank" if by_rank else "one row a slot"
@@ -147,9 +147,6 @@ def measure(group: Group, ledger: Ledger, tokens: int, form: str, load: Load = "
 
 def barriers(group: Group, ledger: Ledger) -> None:
     """A barrier on the device: two flags' way."""
-    import torch.distributed as dist
-
-    from ep_comm.cuda import peers
 
     comm = peers(group.gloo, Shape(group.world, 8, 128, 1, 1), timeout=20)
     one = torch.zeros(1, device="cuda")
@@ -163,12 +160,6 @@ def barriers(group: Group, ledger: Ledger) -> None:
 
 def moves(group: Group, ledger: Ledger, expert_bytes: int, layer: int, plan: int) -> None:
     """Experts' weights from each rank to the next, beside nothing: one layer's, and a whole plan's."""
-    import time
-
-    from ep_comm import Transfer
-    from ep_comm.cuda import peers
-    from kernel_core.bench import Timing
-
     comm = peers(group.gloo, Shape(group.world, 8, 128, 1, 1), timeout=60)
     for name, count in (("layer", layer), ("plan", plan)):
         pool = torch.randint(0, 256, (2 * count, expert_bytes), dtype=torch.uint8, device="cuda")
