@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -171,3 +172,24 @@ def test_tables_say_what_choose_says(stored):
 def test_shapes_split_an_expert(stored):
     parts = SHAPES.split(stored.read(0, 3))
     assert all(torch.equal(got, whole[3]) for got, whole in zip(parts, stored.parts, strict=True))
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    from orchestrator.cluster.options import EpOptions
+    from orchestrator.engine.config import EngineConfig
+    from orchestrator.model.presets import v41_nano
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    options = EpOptions(2, engine=EngineConfig(device="cuda")).resolved(v41_nano())
+    assert options.ranks == 2 and not options.spread_drafts
+    with pytest.raises(ValueError, match="ranks: got 3, allowed is at most the 2 NVIDIA GPUs"):
+        EpOptions(3, engine=EngineConfig(device="cuda")).resolved(v41_nano())
+
+
+def test_experts_packed_for_other_kernels_are_refused(shared):
+    from orchestrator.model.expert_parallel.attach import _packed_shared
+
+    assert _packed_shared(None, 0, SimpleNamespace(packed=shared)) is shared
+    other = SimpleNamespace(shared13=None, shared2=None)  # SM100's have these too
+    with pytest.raises(ValueError, match="SM90"):
+        _packed_shared(None, 0, SimpleNamespace(packed=other))

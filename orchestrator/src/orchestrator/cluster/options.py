@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from kernel_core.check import require
 from orchestrator.balance.eplb.placement import smallest_slots
 from orchestrator.balance.eplb.settings import DECODE, PREFILL, EplbSettings
@@ -67,6 +69,9 @@ class EpOptions:
         require(self.domain >= 0, "domain", self.domain, "0 or more")
         known = ("all", "prefill", "decode")
         require(self.statistics in known, "statistics", repr(self.statistics), " or ".join(map(repr, known)))
+        if self.engine.device == "cuda":
+            found = torch.cuda.device_count()
+            require(self.ranks <= found, "ranks", self.ranks, f"at most the {found} NVIDIA GPUs of this host")
         experts = model.n_routed_experts
         least = smallest_slots(experts, self.ranks)
         slots = min(experts, least + self.eplb.redundant) if self.slots is None else self.slots

@@ -23,6 +23,7 @@ from orchestrator.engine.lockstep import Lockstep
 from orchestrator.model.expert_parallel import HeldExperts, attach, attach_drafts, attach_packed, fill
 
 if TYPE_CHECKING:
+    from ep_comm import Communicator
     from orchestrator.cluster.worker import Worker
 
 _IDLE_S = 0.002  # between agreements while no rank has work
@@ -72,7 +73,7 @@ class Rank:
         self.engine.runner.watch = self.counts
         self.engine.lockstep = Lockstep(self.agreement)
 
-    def _enter_drafts(self, data) -> None:  # type: ignore[no-untyped-def]  # of ep_comm.Communicator
+    def _enter_drafts(self, data: Communicator) -> None:
         drafts, drafter = self.worker.drafts, self.engine.runner.drafter
         if drafts is None or drafter is None:
             return

@@ -8,6 +8,8 @@ import torch
 
 import mega_moe
 from kernel_core.check import require
+from mega_moe.cuda import widen
+from mega_moe.cuda.layout import PackedExperts
 from orchestrator.balance.eplb.placement import EMPTY
 from orchestrator.model.expert_parallel.gpu_layer import DeviceCounts, GpuExperts
 from orchestrator.model.expert_parallel.held import HeldExperts
@@ -20,7 +22,6 @@ from orchestrator.model.transformer import Transformer
 if TYPE_CHECKING:
     from ep_comm import Communicator
     from ep_comm.cuda import FusedExchange
-    from mega_moe.cuda.layout import PackedExperts
 
 
 def attach(
@@ -72,10 +73,9 @@ def attach_packed(
 
 def _packed_shared(model: Transformer, layer: int, moe: Moe) -> PackedExperts:
     if moe.packed is not None:
-        require(hasattr(moe.packed, "shared13"), "model", "one packed for other kernels", "one packed for SM90")
-        return moe.packed  # type: ignore[return-value]
-    from mega_moe.cuda import widen
-
+        if not isinstance(moe.packed, PackedExperts):
+            raise ValueError(f"model: got {type(moe.packed).__name__}, allowed are experts packed for SM90")
+        return moe.packed
     e = model.weights.layers[layer].experts
     shared = mega_moe.SharedExpert(e.shared_w13, e.shared_s13, e.shared_w2, e.shared_s2)
     return widen.pack_experts(e.w13[:0], e.s13[:0], e.w2[:0], e.s2[:0], shared)
