@@ -152,7 +152,8 @@ def product(program, kind, m, n, k, *, steps=1, nn=0, relu=0, fault=0):
 def close(c, rounded, exact, dtype):
     steps = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(c.double(), exact, atol=steps * float(exact.abs().max() + 1), rtol=steps)
-    assert (c == rounded).float().mean() > (0.98 if dtype != torch.float32 else 0.0)
+    if dtype != torch.float32:  # sums in float32 round to the same value nearly always; float32 itself need not
+        assert (c == rounded).float().mean() > 0.98
 
 
 @settings(max_examples=30, deadline=None)
