@@ -16,6 +16,8 @@ Examples:
   fathom generate "def fibonacci(n):" --max-tokens 64 --seed 1 --stats
   fathom generate "A point:" --json-schema schema.json --temperature 0
   fathom serve --port 8000
+  fathom serve --cluster local --prefill 2 --decode 2
+  fathom cluster status
   fathom init v41-mini models/mine --seed 7
   fathom eval --quick
   fathom train --smoke
@@ -98,9 +100,14 @@ def generate(
 
 
 @app.command(
-    epilog="\b\nExamples:\n  fathom serve\n  fathom serve --host 0.0.0.0 --api-key-file keys.txt --alias claude-local"
+    epilog="\b\nExamples:\n  fathom serve\n  fathom serve --host 0.0.0.0 --api-key-file keys.txt --alias claude-local\n"
+    "  fathom serve --cluster local --prefill 2 --decode 2 --encoder 1\n"
+    "  fathom serve --cluster ray --cluster-address auto --decode 8 --store directory:/mnt/cache\n"
+    "  fathom serve --cluster local --decode 2 --print-config > service.json\n"
+    "  fathom serve --cluster-config service.json"
 )
 def serve(
+    context: typer.Context,
     model: Model = None,
     name: Annotated[str | None, typer.Option(help="model name in the API; default: the folder's name")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="another accepted model name; may be repeated")] = None,
@@ -140,15 +147,92 @@ def serve(
     image_cache_gb: Annotated[float, typer.Option(min=0.001, help="memory for embeddings of images, in GiB")] = 1.0,
     threads: Threads = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+    cluster: Annotated[
+        str | None, typer.Option(help="run the roles as processes: local (this machine) or ray (a Ray cluster)")
+    ] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="with --cluster: prefill workers; default 1")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="with --cluster: decode workers; default 1")] = None,
+    encoder: Annotated[int | None, typer.Option(min=0, help="with --cluster: image encoders; default 0")] = None,
+    prefill_ep: Annotated[
+        int | None, typer.Option(min=1, help="with --cluster: ranks that share a prefill worker's experts")
+    ] = None,
+    decode_ep: Annotated[
+        int | None, typer.Option(min=1, help="with --cluster: ranks that share a decode worker's experts")
+    ] = None,
+    cluster_config: Annotated[
+        Path | None, typer.Option(help="TOML or JSON file of the service; options go before it")
+    ] = None,
+    cluster_address: Annotated[
+        str | None, typer.Option(help="with --cluster ray: HOST:PORT or auto; default: Ray is started here")
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="with --cluster: the workers' common cache store: none, embedded, directory or mooncake, "
+            "with :FOLDER where it has one"
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="with --cluster: print the whole file as JSON and end")
+    ] = False,
 ) -> None:
-    """Serve the OpenAI and Anthropic protocols over HTTP."""
+    """Serve the OpenAI and Anthropic protocols over HTTP, from one process or as a service of many."""
+    from orchestrator.commands.cluster_options import ClusterOptions
     from orchestrator.commands.serve import ServeOptions
-    from orchestrator.commands.serve import serve as run
 
-    values = {name: value for name, value in locals().items() if name in ServeOptions.__dataclass_fields__}
+    given = {name: value for name, value in locals().items() if name not in ("context", "ClusterOptions")}
+    values = {name: value for name, value in given.items() if name in ServeOptions.__dataclass_fields__}
     several = {"alias": tuple(alias or ()), "window_peer": tuple(window_peer or ())}
     several["image_network"] = tuple(image_network or ())
-    raise typer.Exit(run(ServeOptions(**(values | several))))
+    options = ServeOptions(**(values | several))
+    roles = ClusterOptions(**{name: given[name] for name in ClusterOptions.__dataclass_fields__})
+    if roles.wanted:
+        from orchestrator.commands.cluster import serve_cluster
+
+        typed = [
+            name for name in values if (source := context.get_parameter_source(name)) and "DEFAULT" not in source.name
+        ]
+        raise typer.Exit(serve_cluster(options, roles, frozenset(typed)))
+    from orchestrator.commands.serve import serve as run
+
+    roles.refuse()
+    raise typer.Exit(run(options))
+
+
+clusters = typer.Typer(
+    help="Look at a running service, and have workers leave it.",
+    epilog="\b\nExamples:\n  fathom cluster status\n  fathom cluster drain decode-1 --url http://10.0.0.1:8000",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(clusters, name="cluster")
+
+Url = Annotated[str, typer.Option(help="of the service")]
+KeyFile = Annotated[Path | None, typer.Option(help="the first of its keys is sent; also FATHOM_API_KEYS=a,b")]
+
+
+@clusters.command(epilog="\b\nExamples:\n  fathom cluster status\n  fathom cluster status --json | jq .recoveries")
+def status(
+    url: Url = "http://127.0.0.1:8000",
+    api_key_file: KeyFile = None,
+    json: Annotated[bool, typer.Option("--json", help="all that is known, as JSON")] = False,
+) -> None:
+    """Show the processes of a service and how they are."""
+    from orchestrator.commands.cluster_client import status as run
+
+    raise typer.Exit(run(url, api_key_file, json))
+
+
+@clusters.command(epilog="\b\nExamples:\n  fathom cluster drain decode-1")
+def drain(
+    worker: Annotated[str, typer.Argument(help="its name in `fathom cluster status`")],
+    url: Url = "http://127.0.0.1:8000",
+    api_key_file: KeyFile = None,
+) -> None:
+    """Have a worker finish or move its requests and leave; another takes over."""
+    from orchestrator.commands.cluster_client import drain as run
+
+    raise typer.Exit(run(worker, url, api_key_file))
 
 
 @app.command()

@@ -22,6 +22,7 @@ from orchestrator.roles.engine_port import (
     Dropped,
     Encode,
     EncodeDone,
+    Expect,
     Export,
     Exported,
     Load,
@@ -33,6 +34,7 @@ from orchestrator.roles.engine_port import (
     RunDecode,
     RunPrefill,
     Thaw,
+    Withdraw,
     is_command,
 )
 from orchestrator.roles.messages import (
@@ -92,11 +94,15 @@ class ToyEngine:
         self.refuse = ""
         self.hangs = False
         self.computed = 0
+        self.told: list[Any] = []  # commands without answer that concern what is fetched
+        self.ticket = b""
 
     def do(self, command: Any) -> None:
         if self.hangs:
             return
-        if isinstance(command, Thaw):
+        if isinstance(command, Withdraw | Expect):
+            self.told.append(command)
+        elif isinstance(command, Thaw):
             self.states[command.request, command.epoch].frozen = False
         elif isinstance(command, Rename):
             state = self.states.pop((command.request, command.epoch))
@@ -113,7 +119,7 @@ class ToyEngine:
         wanted = {i.digest: f"pixels of {i.digest}".encode() for i in c.spec.images}
         broken = "" if dict(c.embeddings) == wanted else "embeddings"
         self.states[c.request, c.epoch] = State(c.spec, [*c.spec.prompt, *c.output], broken)
-        return Began(c.request, c.epoch, min(c.spec.hit, len(c.spec.prompt) - 1))
+        return Began(c.request, c.epoch, min(c.spec.hit, len(c.spec.prompt) - 1), ticket=self.ticket)
 
     def _runprefill(self, c: RunPrefill) -> PrefillDone:
         self.computed += sum(chunk.count for chunk in c.chunks)

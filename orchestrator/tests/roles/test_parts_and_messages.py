@@ -83,6 +83,7 @@ MESSAGES = [
     m.ImageReady("r", 1, "d", "w", 2), m.Reserve("r", 1, 2, "e", SPEC, (), "s", 3, 4),
     m.AssignPrefill("r", 1, 2, "e", SPEC, (), "t", 3, "decode", (m.Embedding("d", "w", 1),)),
     m.WantEmbedding("r", 1, "d", "w", 2), m.EmbeddingPiece("r", 1, "d", 2, b"x"), m.SourceAlive("r", 1, "s", 2),
+    m.SourceAlive("r", 1, "s", 2, b"t"),
     m.TargetAlive("r", 1, "t", 2, True), m.SourceGone("r", 1, "s", 2), m.Offer("r", 1, "s", 2, 3, manifest()),
     m.Want("r", 1, "t", 2, 3, (0, 4)), m.Piece("r", 1, 2, 3, b"x"), m.Taken("r", 1, "t", 2, False, "w"),
     m.Tokens("r", 1, "w", 2, 3, 4, 5, (6,), "stop", 7), m.TokensAck("r", 1, 2), m.Drain("w", 1, 60.0),

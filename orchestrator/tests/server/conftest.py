@@ -1,8 +1,10 @@
 """An application over a scripted engine, in this process or on a socket."""
 
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -13,6 +15,7 @@ from orchestrator.server.run import make_server
 from orchestrator.server.scripted import ScriptedEngine
 from orchestrator.text import bundled_tokenizer
 
+sys.path.insert(0, str(Path(__file__).parent))
 MODEL = "v41-mini"
 URL = "http://127.0.0.1"
 

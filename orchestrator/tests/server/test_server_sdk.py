@@ -7,24 +7,14 @@ import threading
 import anthropic
 import httpx
 import openai
-import pydantic
 import pytest
+import sdk_calls
+from sdk_calls import MODEL, USER, open_ai
 
-MODEL = "v41-mini"
-USER = [{"role": "user", "content": "Hi"}]
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CALL = (
     '<｜DSML｜ invoke name="weather">\n<｜DSML｜ parameter name="city" string="true">Paris</｜DSML｜ parameter>\n'
     "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
 )
-
-
-def open_ai(server, **options):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any-key", max_retries=0, **options)
-
-
-def claude(server, **options):
-    return anthropic.Anthropic(base_url=server.url, api_key="any-key", max_retries=0, **options)
 
 
 @pytest.fixture
@@ -34,92 +24,57 @@ def server(live):
 
 def test_openai_chat_and_stream(server):
     server.engine.cached = 1
-    client = open_ai(server)
-    answer = client.chat.completions.create(model=MODEL, messages=USER)
-    assert answer.choices[0].message.content == "Hello, world"
-    assert answer.usage.prompt_tokens_details.cached_tokens == 1
-    chunks = list(client.chat.completions.create(model=MODEL, messages=USER, stream=True))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello, world"
-    assert client.models.list().data[0].id == MODEL
+    got = sdk_calls.chat(server.url)
+    assert got["text"] == "Hello, world" and got["cached"] == 1
 
 
 def test_openai_responses_and_stream(server):
-    client = open_ai(server)
-    assert client.responses.create(model=MODEL, input="Hi").output_text == "Hello, world"
-    with client.responses.stream(model=MODEL, input="Hi") as stream:
-        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert "".join(deltas) == stream.get_final_response().output_text == "Hello, world"
+    assert sdk_calls.responses(server.url)["text"] == "Hello, world"
 
 
 def test_anthropic_messages_and_stream(server):
     server.engine.cached = 1
-    client = claude(server)
-    message = client.messages.create(model=MODEL, max_tokens=50, messages=USER)
-    assert message.content[0].text == "Hello, world" and message.usage.cache_read_input_tokens == 1
-    with client.messages.stream(model=MODEL, max_tokens=50, messages=USER) as stream:
-        assert "".join(stream.text_stream) == "Hello, world"
-        assert stream.get_final_message().usage.output_tokens == message.usage.output_tokens
-    assert client.messages.count_tokens(model=MODEL, messages=USER).input_tokens == len(server.engine.prompts[0])
+    got = sdk_calls.messages(server.url)
+    assert got["text"] == "Hello, world" and got["cached"] == 1
+    assert got["prompt"] == len(server.engine.prompts[0])
 
 
 def test_openai_tool_round_trip(server):
     server.engine._constrained = lambda params: server.rig.tokenizer.encode_with_specials(server.rig.text)
-    client = open_ai(server)
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
     server.rig.text = "\n\n<｜DSML｜ calls>\n" + CALL
-    message = client.chat.completions.create(model=MODEL, messages=USER, tools=tools).choices[0].message
-    call = message.tool_calls[0]
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    message, arguments = sdk_calls.chat_tool_call(server.url)
+    assert arguments == {"city": "Paris"}
     server.rig.text = "Rain."
-    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
-    history = [*USER, message.model_dump(exclude_none=True), result]
-    answer = client.chat.completions.create(model=MODEL, messages=history, tools=tools)
-    assert answer.choices[0].message.content == "Rain."
+    assert sdk_calls.chat_tool_answer(server.url, message) == "Rain."
     prompt = server.rig.tokenizer.decode(server.engine.prompts[-1])
     assert CALL in prompt and "<tool_result>rain</tool_result>" in prompt
 
 
 def test_anthropic_tool_round_trip(server):
     server.engine._constrained = lambda params: server.rig.tokenizer.encode_with_specials(server.rig.text)
-    client = claude(server)
-    tools = [{"name": "weather", "input_schema": WEATHER}]
     server.rig.text = "\n\n<｜DSML｜ calls>\n" + CALL
-    options = {"model": MODEL, "max_tokens": 500, "tools": tools}
-    with client.messages.stream(messages=USER, **options) as stream:
-        message = stream.get_final_message()
-    block = message.content[-1]
-    assert message.stop_reason == "tool_use" and block.input == {"city": "Paris"}
+    message, arguments = sdk_calls.messages_tool_call(server.url)
+    assert arguments == {"city": "Paris"}
     server.rig.text = "Rain."
-    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "rain"}]}
-    history = [*USER, {"role": "assistant", "content": [b.model_dump() for b in message.content]}, result]
-    assert client.messages.create(messages=history, **options).content[0].text == "Rain."
+    assert sdk_calls.messages_tool_answer(server.url, message) == "Rain."
 
 
 def test_openai_structured_output(server):
-    class Point(pydantic.BaseModel):
-        x: int
-        label: bool
-
-    client = open_ai(server)
-    parsed = client.chat.completions.parse(model=MODEL, messages=USER, response_format=Point, seed=3)
-    assert isinstance(parsed.choices[0].message.parsed, Point)
-    assert isinstance(client.responses.parse(model=MODEL, input="Hi", text_format=Point).output_parsed, Point)
+    assert len(sdk_calls.structured(server.url)) == 2
 
 
 def test_errors_become_the_sdk_types(server):
-    with pytest.raises(openai.BadRequestError, match="logit_bias"):
-        open_ai(server).chat.completions.create(model=MODEL, messages=USER, logit_bias={"5": 1})
-    with pytest.raises(anthropic.BadRequestError, match="supported API model names"):
-        claude(server).messages.create(model="claude-x", max_tokens=5, messages=USER)
+    first, second = sdk_calls.refusals(server.url)
+    assert "logit_bias" in first and "supported API model names" in second
     server.engine.capacity = 0
     with pytest.raises(openai.RateLimitError):
-        open_ai(server).chat.completions.create(model=MODEL, messages=USER)
+        open_ai(server.url).chat.completions.create(model=MODEL, messages=USER)
 
 
 def test_keys_of_both_sdks(live):
     server = live(api_keys=("any-key-1234",))
     with pytest.raises(openai.AuthenticationError):
-        open_ai(server).models.list()
+        open_ai(server.url).models.list()
     assert openai.OpenAI(base_url=f"{server.url}/v1", api_key="any-key-1234").models.list().data
     assert anthropic.Anthropic(base_url=server.url, api_key="any-key-1234").models.list().data
 

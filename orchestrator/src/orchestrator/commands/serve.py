@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.commands.device import check_device
 from orchestrator.commands.errors import UsageError
@@ -15,6 +16,10 @@ from orchestrator.commands.paths import cache_folder, find_model
 from orchestrator.commands.prefix import address_of, prefix_mode_of, shared_windows, stored_prefixes
 from orchestrator.commands.speculation import speculation_of
 from orchestrator.commands.threads import use_threads
+
+if TYPE_CHECKING:
+    from orchestrator.server.settings import ServerSettings
+    from orchestrator.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def serve(options: ServeOptions) -> int:
         raise UsageError("--cache-key-gb: got a budget, allowed only with --cache-folder and API keys")
     _check_windows(options, prefix_cache)
     image_limits = image_limits_of(options)
-    settings = _settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
+    settings = server_settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     from orchestrator.server.run import make_server, open_socket
 
     try:  # before the model is loaded: a taken port should not cost a minute
@@ -108,11 +113,9 @@ def serve(options: ServeOptions) -> int:
             raise UsageError(f"--max-context: {str(error).removeprefix('max_model_len: ')}") from None
         engine = Engine(model, tokenizer, config)
         use_curve(engine, cache_folder() / "curves")
-        # The small models never learnt to close their reasoning, so they answer without unless told otherwise.
-        large = tokenizer.vocab_size > 100_000
-        thinking = options.thinking if options.thinking is not None else large
+        thinking = thinks(options, tokenizer)
         name = options.name or folder.resolve().name
-        settings = _settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
+        settings = server_settings(options, name=name, max_context=engine.context, thinking=thinking, keys=keys)
         images = None if engine.images is None else ImageReader(model.config, image_limits)
         gc.collect()
         gc.freeze()  # the model lives as long as the process: no collection needs to walk it between steps
@@ -132,6 +135,11 @@ def serve(options: ServeOptions) -> int:
                 if images is not None:
                     images.close()
     return 0
+
+
+def thinks(options: ServeOptions, tokenizer: Tokenizer) -> bool:
+    """The small models never learnt to close their reasoning, so they answer without unless told otherwise."""
+    return options.thinking if options.thinking is not None else tokenizer.vocab_size > 100_000
 
 
 def _check_windows(options: ServeOptions, prefix_cache: str) -> None:
@@ -169,7 +177,10 @@ def _budgets(options: ServeOptions, keys: tuple[str, ...]) -> dict[str, float]:
     return {} if options.cache_key_gb is None else {caller_of(key): options.cache_key_gb for key in keys}
 
 
-def _settings(options: ServeOptions, *, name: str, max_context: int, thinking: bool, keys: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def server_settings(
+    options: ServeOptions, *, name: str, max_context: int, thinking: bool, keys: tuple[str, ...]
+) -> ServerSettings:
+    """What the options say of the HTTP server. Raises UsageError naming the option that is wrong."""
     from pydantic import ValidationError
 
     from orchestrator.server.settings import ServerSettings, check_bind

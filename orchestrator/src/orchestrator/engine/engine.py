@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 
 from kernel_core.check import require
+from orchestrator.engine.checks import check_request
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.fence import Fence, FencedPool
 from orchestrator.engine.grammar import GrammarCompiler, Matcher
 from orchestrator.engine.graphs import DecodeGraphs
 from orchestrator.engine.handoff.given_out import ended_by, repeat_tokens
-from orchestrator.engine.image_spans import ImageSpan, PlacedImage, check_images
+from orchestrator.engine.image_spans import ImageSpan, PlacedImage
 from orchestrator.engine.images import Images
 from orchestrator.engine.launch import CudaStream, InOrder, Launcher
 from orchestrator.engine.lockstep import Lockstep
@@ -117,8 +118,9 @@ class Engine:
             fixed = self.config.speculation != "scheduled"
             self.speculator = Speculator(drafter, self.cache, self.sampler, depth, fixed=fixed)
         self.images: Images | None = None
-        if model.config.vision is not None and model.weights.vision is not None:
-            self.images = Images(VisionEncoder(model.weights), self.config.image_bytes, self.config.image_patches)
+        if model.config.vision is not None:
+            encoder = None if model.weights.vision is None else VisionEncoder(model.weights)
+            self.images = Images(encoder, self.config.image_bytes, self.config.image_patches)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer)
         self.stats = EngineStats()
         self.pipeline: Pipeline | None = None
@@ -168,25 +170,14 @@ class Engine:
 
         Grammars: see `compile`.
         """
-        vocab = self.model.config.vocab_size
-        known = f"an integer from 0 to {vocab - 1}"
-        require(isinstance(params, SamplingParams), "params", repr(params), "SamplingParams")
-        require(len(prompt) > 0, "prompt", "no tokens", "at least one")
-        for token in prompt:
-            if not (isinstance(token, int) and 0 <= token < vocab):
-                raise ValueError(f"prompt: got token {token!r}, allowed is {known}")
-        if len(prompt) >= self.context:
-            raise ValueError(
-                f"prompt: got {len(prompt)} tokens, allowed is at most {self.context - 1} (context {self.context} "
-                "less one token to sample); raise max_model_len or num_blocks, or shorten the prompt"
-            )
-        if self.tokenizer is None:
-            for name in ("stop", "grammar"):
-                given = getattr(params, name)
-                require(not given, name, repr(given), "nothing, since the engine has no tokenizer")
-        for token in params.stop_token_ids:
-            require(0 <= token < vocab, "stop_token_ids", token, known)
-        check_images(prompt, images, self.model.config)
+        check_request(
+            prompt,
+            params,
+            images,
+            model=self.model.config,
+            context=self.context,
+            has_tokenizer=self.tokenizer is not None,
+        )
 
     def compile(self, params: SamplingParams) -> Matcher | None:
         """A fresh matcher of the request's grammar. May take seconds; any thread may call it.

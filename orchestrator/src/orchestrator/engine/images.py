@@ -37,10 +37,12 @@ class ImageCounters:
 class Images:
     """One encoder, the embeddings that it made, and the work that waits for it. Thread-safe.
 
+    Without encoder (None) all embeddings come from elsewhere (`adopt`).
+
     `capacity` bytes of embeddings; `most` patches that wait or are encoded at once, as in `balance.vision.Encoders`.
     """
 
-    def __init__(self, encoder: VisionEncoder, capacity: int, most: int) -> None:
+    def __init__(self, encoder: VisionEncoder | None, capacity: int, most: int) -> None:
         self.encoder, self.store = encoder, ImageStore(capacity)
         self._work = Encoders(most)
         self._work.add(_HERE)
@@ -115,17 +117,19 @@ class Images:
         )
 
     def _span(self, placed: PlacedImage, salt: str) -> ImageSpan:
-        image, size = placed.image, placed.image.geometry
+        image, size, encoder = placed.image, placed.image.geometry, self.encoder
+        if encoder is None:
+            raise ValueError("images: got pixels, allowed are embeddings, since the image encoder is elsewhere")
 
         def make() -> torch.Tensor:
             began = time.perf_counter()
-            rows = self.encoder.encode(image)
+            rows = encoder.encode(image)
             with self._lock:
                 self._patches += size.patches
                 self._seconds += time.perf_counter() - began
             return rows
 
-        rows = self.store.hold(_key(image.digest, salt), self.encoder.row_bytes(image), make)
+        rows = self.store.hold(_key(image.digest, salt), encoder.row_bytes(image), make)
         return ImageSpan(ImageRun(placed.start, size.tokens, image.digest, size.width, size.height), rows)
 
 

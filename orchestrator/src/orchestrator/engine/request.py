@@ -15,7 +15,9 @@ CACHE_CLASSES = tuple(kind.name.lower() for kind in Retention)
 
 
 class EngineFull(RuntimeError):
-    """The waiting queue is at its limit. `retry_after` is a hint in seconds."""
+    """The waiting queue is at its limit. `retry_after` is a hint in seconds, `status` what HTTP clients are told."""
+
+    status = 429
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)

@@ -89,7 +89,7 @@ class Encoder(Worker):
             return
         if embedding is None:
             embedding = _Embedding(order.image, now)
-            self.do(Encode(order.image))
+            self.do(Encode(order.image, order.entry))
         self.embeddings[digest] = embedding
         embedding.claims[key] = (order.entry, now)
         if embedding.payload:

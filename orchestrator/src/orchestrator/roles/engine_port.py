@@ -16,9 +16,10 @@ from orchestrator.roles.state_parts import Manifest
 
 
 class Encode(Struct, frozen=True, gc=False):
-    """Encoder: compute an embedding. Answer: `EncodeDone`."""
+    """Encoder: compute an embedding. Answer: `EncodeDone`. `entry` is the party that has the pixels."""
 
     image: Image
+    entry: str = ""
 
 
 class EncodeDone(Struct, frozen=True, gc=False):
@@ -45,13 +46,17 @@ class Begin(Struct, frozen=True, gc=False):
 
 
 class Began(Struct, frozen=True, gc=False):
-    """`computed` tokens need not be computed any more: fewer than all. `why` is not empty where it cannot run."""
+    """`computed` tokens need not be computed any more: fewer than all. `why` is not empty where it cannot run.
+
+    `ticket`: where parts of the state can be fetched while the prompt is computed; empty where none go ahead.
+    """
 
     request: str
     epoch: int
     computed: int
     why: str = ""
     retry: bool = True
+    ticket: bytes = b""
 
 
 class PrefillChunk(Struct, frozen=True, gc=False):
@@ -108,6 +113,27 @@ class Thaw(Struct, frozen=True, gc=False):
     epoch: int
 
 
+class Withdraw(Struct, frozen=True, gc=False):
+    """Prefill: what an export left behind, for a target to fetch, is wanted no more; an unknown one is no error.
+
+    No answer. `Drop` alone leaves it there, since a prompt's memory is given back before its state has been fetched.
+    """
+
+    request: str
+    epoch: int
+
+
+class Expect(Struct, frozen=True, gc=False):
+    """Decode: begin to fetch a state while its prompt is computed; once a request. `Load` or `Drop` ends it.
+
+    No answer.
+    """
+
+    request: str
+    epoch: int
+    ticket: bytes
+
+
 class Load(Struct, frozen=True, gc=False):
     """Decode: take a state in. Answer: `Loaded`. `parts` stand beside `manifest.parts`."""
 
@@ -161,7 +187,7 @@ class DecodeDone(Struct, frozen=True, gc=False):
 
 
 class Drop(Struct, frozen=True, gc=False):
-    """All: free what is held of a request; unknown ones are no error. Answer: `Dropped`."""
+    """All: free what is held of a request, expected ones too; unknown ones are no error. Answer: `Dropped`."""
 
     request: str
     epoch: int
@@ -200,7 +226,7 @@ class Reformed(Struct, frozen=True, gc=False):
     why: str = ""
 
 
-Command = Encode | Begin | RunPrefill | Export | Thaw | Load | Rename | RunDecode | Drop | Reform
+Command = Encode | Begin | RunPrefill | Export | Withdraw | Thaw | Expect | Load | Rename | RunDecode | Drop | Reform
 EngineEvent = EncodeDone | Began | PrefillDone | Exported | Loaded | DecodeDone | Dropped | RankDied | Reformed
 
 
@@ -222,4 +248,4 @@ def is_command(action: Any) -> bool:
     return isinstance(action, _COMMANDS)
 
 
-_COMMANDS = (Encode, Begin, RunPrefill, Export, Thaw, Load, Rename, RunDecode, Drop, Reform)
+_COMMANDS = (Encode, Begin, RunPrefill, Export, Withdraw, Thaw, Expect, Load, Rename, RunDecode, Drop, Reform)

@@ -15,9 +15,10 @@ import msgspec
 from kernel_core.check import require
 from orchestrator.engine.engine import Engine
 from orchestrator.engine.handoff.handoffs import Handoffs
+from orchestrator.engine.handoff.messages import Form
 from orchestrator.engine.handoff.parts import HandoffRefused
-from orchestrator.engine.request import EngineFull, Event, Finished, SamplingParams, TokenOutput
-from orchestrator.engine.sequence import Sequence, State
+from orchestrator.engine.request import EngineFull, Event, Finished, TokenOutput
+from orchestrator.engine.sequence import State
 from orchestrator.roles.engine_port import (
     Began,
     Begin,
@@ -26,6 +27,7 @@ from orchestrator.roles.engine_port import (
     Drop,
     Dropped,
     EngineEvent,
+    Expect,
     Export,
     Exported,
     Load,
@@ -37,30 +39,27 @@ from orchestrator.roles.engine_port import (
     RunDecode,
     RunPrefill,
     Thaw,
+    Withdraw,
 )
 from orchestrator.roles.messages import Key, RequestSpec
 from orchestrator.roles.state_parts import KINDS, Kind, Manifest, part_of
+from orchestrator.service.spec import Carried, decode_carried, decode_params, encode_params
+
+__all__ = ["HandoffPort", "decode_note", "decode_params", "encode_params"]
 
 _NAME = struct.Struct("<H")
 _IDLE_STEPS = 10_000  # that bring a prompt no further: then something is wrong with the engine
 
 
-def encode_params(params: SamplingParams) -> bytes:
-    """What `RequestSpec.params` carries."""
-    return msgspec.msgpack.encode(params)
-
-
-def decode_params(spec: RequestSpec) -> SamplingParams:
-    """Raises ValueError for bytes that are none."""
-    try:
-        return msgspec.msgpack.decode(spec.params, type=SamplingParams)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"params: {error}") from None
-
-
 def decode_note(note: bytes) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Log-probability of a token, and its alternatives."""
     return msgspec.msgpack.decode(note, type=tuple[float, tuple[tuple[int, float], ...]])
+
+
+def refuse(what: str, given: bool) -> None:
+    """Raise ValueError for what a request has and cannot have here."""
+    if given:
+        raise ValueError(f"{what}: got some, allowed is none, since they do not travel between engines")
 
 
 class HandoffPort:
@@ -110,21 +109,25 @@ class HandoffPort:
         key, known = (c.request, c.epoch), len(c.output)
         name = self._new_name(key)
         try:
-            params = decode_params(c.spec)
-            for what, given in (
-                ("images", c.spec.images),
-                ("prompt_logprobs", params.prompt_logprobs),
-            ):
-                if given:
-                    raise ValueError(f"{what}: got some, allowed is none, since they do not travel between engines")
-            first = 0 if self.replay_tail and not known else known + 1
-            self.engine.add(name, list(c.spec.prompt), params, generated=c.output, seed=c.spec.seed, leaves_at=first)
+            carried = decode_carried(c.spec)
+            refuse("prompt_logprobs", carried.params.prompt_logprobs)
+            self._add(name, c, carried, 0 if self.replay_tail and not known else known + 1)
         except ValueError as error:
             return Began(*key, 0, str(error), retry=False)
         except EngineFull as error:
             return Began(*key, 0, str(error))
         self._names[key], self._specs[name], self._outputs[name] = name, c.spec, c.output
-        return Began(*key, 0)
+        return Began(*key, 0, ticket=self._ahead(name, c))
+
+    def _add(self, name: str, c: Begin, carried: Carried, leaves_at: int) -> None:
+        refuse("images", bool(c.spec.images))
+        self.engine.add(
+            name, list(c.spec.prompt), carried.params, generated=c.output, seed=c.spec.seed, leaves_at=leaves_at
+        )
+
+    def _ahead(self, name: str, c: Begin) -> bytes:
+        """A ticket, where parts are offered while the prompt is computed."""
+        return b""
 
     def _runprefill(self, c: RunPrefill) -> PrefillDone:
         """Steps until the engine has come as far with each prompt as the core planned."""
@@ -160,25 +163,12 @@ class HandoffPort:
         sequence = self.engine.find(name) if name else None
         if sequence is None:
             return Exported(*key, None, (), "not in the engine" if ended is None else str(ended.error))
+        replay = sequence.leaves_at == 0
         try:
-            given = self.handoffs.give(name, "replay" if sequence.leaves_at == 0 else "full")
+            kinds, payloads = self._parts(name, c, "replay" if replay else "full")
         except (HandoffRefused, ValueError) as error:
             return Exported(*key, None, (), str(error))
         self._given.add(name)
-        return self._packed(c, sequence, given, self._specs[name])
-
-    def _packed(self, c: Export, sequence: Sequence, given: Iterable[tuple[str, Any]], spec: RequestSpec) -> Exported:
-        kinds: list[Kind] = []
-        payloads: list[bytes] = []
-        for name, data in given:
-            kinds.append(self.handoffs.kind(name))  # type: ignore[arg-type]
-            payloads.append(_NAME.pack(len(name)) + name.encode() + bytes(data))
-        kinds.append("grammar")  # the matcher is moved over the tokens anew; both sides have to mean the same by it
-        payloads.append(spec.grammar.encode())
-        for kind in set(KINDS) - set(kinds):
-            kinds.append(kind)  # a replay has no windows, an engine without drafts no drafter
-            payloads.append(b"")
-        replay = sequence.leaves_at == 0
         manifest = Manifest(
             self.layout,
             len(sequence.tokens) - (0 if replay else 1),
@@ -186,9 +176,29 @@ class HandoffPort:
             replay,
             tuple(map(part_of, kinds, payloads)),
             cached=sequence.hit,
-            notes=tuple(self._notes.pop(sequence.request_id, ())),
+            notes=tuple(self._notes.pop(name, ())),
         )
-        return Exported(c.request, c.epoch, manifest, tuple(payloads))
+        return Exported(*key, manifest, tuple(payloads))
+
+    def _parts(self, name: str, c: Export, form: Form) -> tuple[list[Kind], list[bytes]]:
+        """A request's parts as the manifest numbers them. Raises HandoffRefused and ValueError."""
+        kinds: list[Kind] = []
+        payloads: list[bytes] = []
+        for part, data in self.handoffs.give(name, form):
+            kinds.append(self.handoffs.kind(part))  # type: ignore[arg-type]
+            payloads.append(_NAME.pack(len(part)) + part.encode() + bytes(data))
+        kinds.append("grammar")  # the matcher is moved over the tokens anew; both sides have to mean the same by it
+        payloads.append(self._specs[name].grammar.encode())
+        for kind in set(KINDS) - set(kinds):
+            kinds.append(kind)  # a replay has no windows, an engine without drafts no drafter
+            payloads.append(b"")
+        return kinds, payloads
+
+    def _withdraw(self, c: Withdraw) -> None:
+        """Parts are with the core: nothing is left here."""
+
+    def _expect(self, c: Expect) -> None:
+        """No ticket is given out here."""
 
     def _thaw(self, c: Thaw) -> None:
         name = self._names.get((c.request, c.epoch), "")

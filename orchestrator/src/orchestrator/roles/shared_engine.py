@@ -28,6 +28,7 @@ from orchestrator.roles.engine_port import (
     PrefillDone,
     RunDecode,
     RunPrefill,
+    Withdraw,
 )
 from orchestrator.roles.messages import Key
 from orchestrator.roles.state_parts import KINDS, Manifest, part_of
@@ -82,6 +83,8 @@ class SharedEngine:
             return [PrefillDone(command.step, 0.0)]
         if isinstance(command, Export):
             return [self._export(command)]
+        if isinstance(command, Withdraw):
+            return []
         if isinstance(command, Drop):
             self.late = deque(b for b in self.late if (b.request, b.epoch) != (command.request, command.epoch))
             if not self._handed.get((command.request, command.epoch), True):

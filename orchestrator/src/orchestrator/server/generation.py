@@ -54,7 +54,7 @@ class Generation:
         try:
             first = await asyncio.wait_for(anext(self._source), timeout)
         except EngineFull as error:
-            raise busy(str(error), error.retry_after) from None
+            raise busy(str(error), error.retry_after, error.status) from None
         except ValueError as error:
             raise ApiError(400, f"Invalid request: {error}") from None
         except TimeoutError:

@@ -209,7 +209,7 @@ class Park:
             self.watch.wrong(8, f"{machine.name} asks for {type(action).__name__}, which nobody performs")
             return
         engine.do(action)
-        if engine.running:
+        if engine.running and not isinstance(action, port.Expect | port.Withdraw):  # they ask a step for nothing
             self.queue.after(self.scenario.shape.watchdog * max(1.0, engine.speed), self._bark, engine, engine.launches)
 
     def _bark(self, engine: ToyEngine, launches: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from orchestrator.model.checkpoint.checks import check_tensors
 from orchestrator.model.checkpoint.errors import CheckpointError
 from orchestrator.model.checkpoint.reader import Checkpoint
+from orchestrator.model.checkpoint.vision_weights import VISION_NAMES
 from orchestrator.model.config import ModelConfig
 from orchestrator.model.engram_tables import check_engram_rows
 from orchestrator.model.weights import (
@@ -54,7 +55,7 @@ def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp")) -> Mo
         weights.image_start = take.float32("image_start")
         weights.image_end = take.float32("image_end")
         weights.image_newline = take.float32("image_newline")
-        names = [name for name in checkpoint.entries if name.startswith(("vision.", "aligner."))]
+        names = [name for name in checkpoint.entries if name.startswith(VISION_NAMES)]
         weights.vision = {name: take.plain(name) for name in names}
     take.check_all_taken()
     weights.bytes_read = checkpoint.bytes_read

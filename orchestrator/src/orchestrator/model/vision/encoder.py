@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from orchestrator.model.vision.image import PreparedImage
 from orchestrator.model.vision.span import span_rows
 from orchestrator.model.vision.tower import VisionTower
 from orchestrator.model.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from orchestrator.model.checkpoint.vision_weights import VisionWeights
 
 
 class VisionEncoder:
@@ -22,7 +26,7 @@ class VisionEncoder:
         width: of an embedding.
     """
 
-    def __init__(self, weights: ModelWeights) -> None:
+    def __init__(self, weights: ModelWeights | VisionWeights) -> None:
         """Raises ValueError for a model without image encoder."""
         vision, tensors = weights.config.vision, weights.vision
         start, newline, end = weights.image_start, weights.image_newline, weights.image_end

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orchestrator.roles.decode.moving import Moving
 from orchestrator.roles.decode.receiving import Receiving
-from orchestrator.roles.decode.row import IN_ENGINE, DecodeOptions, Row
+from orchestrator.roles.decode.row import DecodeOptions, Row
 from orchestrator.roles.engine_port import (
     DecodeDone,
     DecodeOutput,
@@ -151,7 +151,7 @@ class Decode(Worker):
     def finish(self, row: Row, reason: str, now: float) -> None:
         """The output has come to its end: cache is given back, the end is told until it is known."""
         told = row.acked
-        if row.state in IN_ENGINE:
+        if row.in_engine:
             self.do(Drop(*row.key))
         row.state, row.reason, row.outgoing, row.acked_at = "telling", reason, None, now
         row.got = {}
@@ -199,7 +199,7 @@ class Decode(Worker):
 
     def remove(self, row: Row) -> None:
         """Free all that is held of a request."""
-        if row.state in IN_ENGINE:
+        if row.in_engine:
             self.do(Drop(*row.key))
         del self.rows[row.key]
         self.moved_in.pop((row.order.request, row.order.epoch), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.roles.decode.row import Row
-from orchestrator.roles.engine_port import Load, Loaded
+from orchestrator.roles.engine_port import Expect, Load, Loaded
 from orchestrator.roles.messages import Offer, Piece, Reserve, SourceAlive, SourceGone, Taken, TargetAlive, Want
 from orchestrator.roles.state_parts import fault_of, is_whole
 
@@ -68,6 +68,9 @@ class Receiving:
                 worker.send(message.source, alive)
         elif row.state in ("reserved", "pulling", "loading"):
             row.heard = now
+            if message.ticket and row.state == "reserved" and not row.expected:
+                row.expected = True
+                worker.do(Expect(*row.key, message.ticket))
             alive = TargetAlive(message.request, message.epoch, worker.name, worker.incarnation, ready=True)
             worker.send(message.source, alive)
         else:

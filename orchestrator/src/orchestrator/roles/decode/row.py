@@ -43,6 +43,7 @@ class Row:
     acked_at: last word of the entry. told_at: last word to it. waits_since: when the oldest output that is not
         acknowledged was told last.
     move: number of its attempt to find another place. outgoing: the state that is on its way there.
+    expected: the engine fetches its state ahead.
     """
 
     order: Reserve
@@ -65,6 +66,12 @@ class Row:
     move: int = 0
     target: tuple[str, int] | None = None
     outgoing: Outgoing | None = None
+    expected: bool = False
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the engine holds something of it."""
+        return self.state in IN_ENGINE or (self.expected and self.state in ("reserved", "pulling"))
 
     @property
     def key(self) -> Key:

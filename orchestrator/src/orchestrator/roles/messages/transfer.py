@@ -7,12 +7,16 @@ from orchestrator.roles.state_parts import Manifest
 
 
 class SourceAlive(Wire, frozen=True):
-    """Source to target while it computes or waits: renews the lease of the reservation."""
+    """Source to target while it computes or waits: renews the lease of the reservation.
+
+    `ticket`: where the engine's parts can be fetched meanwhile, see `engine_port.Began`; empty where it has none yet.
+    """
 
     request: str
     epoch: int
     source: str
     source_incarnation: int
+    ticket: bytes = b""
 
 
 class TargetAlive(Wire, frozen=True):

@@ -16,6 +16,7 @@ from orchestrator.roles.engine_port import (
     PrefillChunk,
     PrefillDone,
     RunPrefill,
+    Withdraw,
 )
 from orchestrator.roles.messages import (
     AssignPrefill,
@@ -167,6 +168,9 @@ class Prefill(Worker):
                 self._give_up(job, why, now, retry=message.retry)
             return
         job.state, job.computed, job.embeddings = "computing", message.computed, {}
+        if message.ticket:
+            job.ticket = message.ticket
+            self._alive(job, now)
         self.changed = True
         self._begin_short(now)
         self._pump(now)
@@ -244,7 +248,7 @@ class Prefill(Worker):
         self.changed = True
 
     def _alive(self, job: Job, now: float) -> None:
-        self.send(job.order.target, SourceAlive(*job.key, self.name, self.incarnation))
+        self.send(job.order.target, SourceAlive(*job.key, self.name, self.incarnation, job.ticket))
 
     def _heard(self, message: TargetAlive | Want | Taken) -> Job | None:
         """The job that a target's word is about, if it is that target's."""
@@ -284,6 +288,8 @@ class Prefill(Worker):
     def _remove(self, job: Job) -> None:
         if job.state in _IN_ENGINE:
             self._drop(job)
+        if job.state in ("exporting", "offering"):
+            self.do(Withdraw(*job.key))
         del self.jobs[job.key]
         self.changed = True
 

@@ -38,7 +38,8 @@ class Job:
     """One prompt. `total` tokens are to be computed or found, `computed` are. `heard`: last word of the target.
     In state short the engine had no memory for it while it held others; it is begun again when that may have changed.
 
-    `since`: when the engine was asked what it has not answered, in states beginning and exporting."""
+    `since`: when the engine was asked what it has not answered, in states beginning and exporting.
+    `ticket`: as in `Began`."""
 
     order: AssignPrefill
     heard: float
@@ -51,6 +52,7 @@ class Job:
     tries: int = 0
     embeddings: dict[str, bytes] = field(default_factory=dict)
     outgoing: Outgoing | None = None
+    ticket: bytes = b""
 
     @property
     def key(self) -> Key:

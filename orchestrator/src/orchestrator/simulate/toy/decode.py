@@ -54,6 +54,7 @@ class DecodeEngine(ToyEngine):
             port.RunDecode: self._launch,
             port.Export: self._export,
             port.Thaw: self._thaw,
+            port.Expect: self._nothing,
             port.Rename: self._rename,
         }
 

@@ -94,6 +94,9 @@ class ToyEngine:
             return
         handler(command)
 
+    def _nothing(self, command: Any) -> None:
+        """States travel by value here: nothing is fetched ahead, or left behind for a target."""
+
     @property
     def owes(self) -> bool:
         """Whether an answer is to come, or a step is under way."""

@@ -50,7 +50,12 @@ class PrefillEngine(ToyEngine):
         super().__init__(name, shape, site, emit)
         self.cells: Cells = Cells(shape.blocks)
         self.live: dict[Key, Prefilling] = {}
-        self._on |= {port.Begin: self._begin, port.RunPrefill: self._launch, port.Export: self._export}
+        self._on |= {
+            port.Begin: self._begin,
+            port.RunPrefill: self._launch,
+            port.Export: self._export,
+            port.Withdraw: self._nothing,
+        }
 
     def room(self) -> float:
         return 4 * (self.shape.launch + self.shape.token * self.shape.chunk)

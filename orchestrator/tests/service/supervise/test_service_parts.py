@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from supervise_kit import Bench, until
+
+from orchestrator.server.errors import ApiError, error_response
+from orchestrator.server.settings import ServerSettings
+from orchestrator.service.config import from_values
+from orchestrator.service.routes import add_cluster_routes
+from orchestrator.service.run import threads_of
+from orchestrator.service.signals import Signals, StoppableServer
+from orchestrator.service.supervisor_thread import SupervisorThread
+
+
+@pytest.fixture
+def client():
+    app = FastAPI()
+    app.add_exception_handler(ApiError, lambda request, error: error_response(error, request.url.path))
+    known = {"decode-0": "decode-1"}
+
+    def drain(name):
+        if name == "busy":
+            raise ValueError("worker: busy is draining, allowed is one that is up")
+        if name == "slow":
+            raise TimeoutError
+        return known[name]
+
+    settings = ServerSettings(api_keys=("key-of-tests",))
+    add_cluster_routes(app, settings, status=lambda: {"version": 1, "workers": []}, drain=drain)
+    return TestClient(app, headers={"Authorization": "Bearer key-of-tests"})
+
+
+def test_routes_show_and_drain(client):
+    assert client.get("/cluster/status").json() == {"version": 1, "workers": []}
+    done = client.post("/cluster/drain?worker=decode-0")
+    assert done.json() == {"worker": "decode-0", "successor": "decode-1"}
+
+
+@pytest.mark.parametrize(("worker", "status"), [("nobody", 404), ("", 404), ("busy", 409), ("slow", 503)])
+def test_drains_that_cannot_be(client, worker, status):
+    answer = client.post(f"/cluster/drain?worker={worker}")
+    assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["", "Bearer wrong-key"])
+def test_routes_need_a_key(client, key):
+    for method, path in (("GET", "/cluster/status"), ("POST", "/cluster/drain?worker=decode-0")):
+        assert client.request(method, path, headers={"Authorization": key}).status_code == 401
+
+
+def test_thread_runs_a_supervisor_and_tells_of_trouble():
+    told, bench = [], None
+
+    def make(now):
+        nonlocal bench
+        bench = Bench(restarts=0, now=now)
+        return bench.supervisor
+
+    thread = SupervisorThread(make, told.append)
+    thread.start()
+    assert {worker["name"] for worker in thread.status()["workers"]} >= {"router", "decode-1"}
+    with pytest.raises(KeyError):
+        thread.drain("nobody")
+    bench.handle("prefill-0").end = "exit 1"
+    until(lambda: told, "word of the trouble")
+    assert "prefill" in told[0]
+    thread.receive(object())  # means nothing, harms nothing
+    assert thread.status()["counts"] == {"unexpected object": 1}
+    hurry = threading.Event()
+    ended = []
+    waiting = threading.Thread(target=lambda: ended.append(thread.end(0.0, 60.0, hurry.is_set)))
+    waiting.start()
+    hurry.set()
+    waiting.join(60)
+    assert len(ended) == 1 and thread.ask(lambda supervisor, now: supervisor.ended)
+    thread.close()
+
+
+def test_question_that_is_not_answered_ends():
+    thread = SupervisorThread(lambda now: Bench().supervisor)
+    with pytest.raises(TimeoutError):
+        thread.ask(lambda supervisor, now: 1, timeout=0.05)
+
+
+def test_first_signal_stops_taking_and_second_ends_at_once():
+    stopped = []
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals() as signals:
+        server = StoppableServer(FastAPI(), ServerSettings(), signals, lambda: stopped.append(1), 7.0, "info")
+        assert server.config.timeout_graceful_shutdown == 7 and not server.should_exit
+        server.handle_exit(signal.SIGTERM, None)
+        assert server.should_exit and not server.force_exit and stopped == [1]
+        server.handle_exit(signal.SIGTERM, None)
+        assert server.force_exit and stopped == [1] and signals.count == 2
+        signal.raise_signal(signal.SIGTERM)
+        until(lambda: signals.count == 3, "the third")
+        assert StoppableServer(FastAPI(), ServerSettings(), signals, list, 0.0, "info").should_exit
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_engines_share_the_cores(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert threads_of(from_values({"roles": {"prefill": 2, "decode": 1, "encoder": 1}})) == 2
+    assert threads_of(from_values({"roles": {"prefill": 9, "decode": 9}})) == 1
+    assert threads_of(from_values({"engine": {"threads": 5}})) == 5
