@@ -25,3 +25,15 @@ def test_lazy_names():
     assert {"LLM", "SamplingParams"} <= set(dir(orchestrator))
     with pytest.raises(AttributeError, match="has no attribute 'Model'"):
         orchestrator.Model  # noqa: B018
+
+
+def test_a_router_needs_no_torch():
+    """Its process starts anew in a moment and takes little memory."""
+    code = """
+import sys
+from orchestrator.roles.router import Router
+from orchestrator.service import build_core, shell
+print([m for m in ("torch", "kernel_core.backend", "orchestrator.engine.engine") if m in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

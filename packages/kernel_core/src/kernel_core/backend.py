@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import torch
+import torch  # before any compiled module, so that one OpenMP runtime is mapped
+
+import kernel_core._native as _native
 
 BACKENDS = ("native", "reference", "library", "triton")
 _backend: ContextVar[str] = ContextVar("kernel_core_backend", default="native")
@@ -21,6 +23,9 @@ def register_native(module: Any) -> Any:
     """Make a package's compiled module answer to `limit_isa`. It has to offer `limit_isa(str)` and `isa()`."""
     _native_modules.append(module)
     return module
+
+
+register_native(_native)
 
 
 @contextlib.contextmanager
@@ -84,8 +89,6 @@ def limit_isa(name: str) -> Iterator[None]:
 
 def available_isas() -> list[str]:
     """The instruction sets that this CPU can run, lowest first."""
-    from kernel_core import _native
-
     levels = ["scalar", "avx2", "avx512", "amx"]
     return levels[: levels.index(_native.best_isa()) + 1]
 
