@@ -11,11 +11,10 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transfer_kit import ID, QUICK, WAIT, Dialer, Relay, Wired, fill, move, parts_of
+from transfer_kit import ID, IN_STREAM, PATIENT, QUICK, STREAMS, WAIT, Dialer, Relay, Wired, fill, move, parts_of
 
 from orchestrator.transfer import TransferFailed, dial_tcp, frames
 
-STREAMS = ["shared", "tcp"]
 PARTS = parts_of([0, 1, 300, 33])
 TOLD = [
     frames.Welcome(bytes(16)),
@@ -23,9 +22,14 @@ TOLD = [
     frames.End(4),
     frames.Closed(),
 ]
-BYTES = (
-    sum(len(frames.pack(message, 0)) for message in TOLD) + 334 - 4 * 4 - 1
-)  # a receiver reads more: a CRC may be short
+BESIDE = [each for i in (1, 2, 3) for each in (frames.Staged("127.0.0.1:15000", bytes(8), 1 << 40, 1), frames.Kept(i))]
+
+
+def length(messages):
+    return sum(len(frames.pack(message, 0)) for message in messages)
+
+
+BYTES = length(TOLD) + min(334, length(BESIDE)) - 4 * 4 - 1  # a receiver reads more: a CRC may be short
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -33,7 +37,7 @@ BYTES = (
 @given(cuts=st.lists(st.integers(0, BYTES), min_size=1, max_size=6))
 def test_cut_at_any_byte_and_resumed(kind, cuts):
     """Each part once, whatever had come of it; only a whole one is not sent again."""
-    with Wired(kind) as wired:
+    with Wired(kind, times=PATIENT) as wired:
         dialer = Dialer(wired.dial, [{"cut": cut} for cut in cuts])
         assert move(wired, PARTS, dial=dialer) == PARTS
         assert dialer.links >= 2
@@ -43,7 +47,7 @@ def test_cut_at_any_byte_and_resumed(kind, cuts):
 def test_cut_at_every_byte_of_one_part(kind):
     """Without luck: the first link ends at each second byte in turn, the others are of the other kind."""
     parts = parts_of([5, 2])
-    with Wired(kind) as wired:
+    with Wired(kind, times=PATIENT) as wired:
         for cut in range(kind == "tcp", 150, 2):
             handoff = bytes([cut])
             offered = wired.sender.offer(handoff, 1)
@@ -61,13 +65,13 @@ def test_cut_at_every_byte_of_one_part(kind):
 @settings(max_examples=20, deadline=None)
 @given(flips=st.lists(st.integers(0, BYTES), min_size=1, max_size=4))
 def test_a_changed_byte_is_asked_for_again(kind, flips):
-    with Wired(kind) as wired:
+    with Wired(kind, times=PATIENT) as wired:
         dialer = Dialer(wired.dial, [{"flip": flip} for flip in flips])
         assert move(wired, PARTS, dial=dialer) == PARTS
         assert dialer.links >= 2
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", IN_STREAM)
 def test_a_part_that_always_comes_broken(kind):
     """Tries are bounded, and the owner sees none of its bytes."""
     with Wired(kind) as wired:

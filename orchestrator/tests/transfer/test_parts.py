@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transfer_kit import ID, KINDS, QUICK, WAIT, Dialer, Wired, fill, move, parts_of
+from transfer_kit import ID, IN_STREAM, KINDS, QUICK, STREAMS, WAIT, Dialer, Wired, fill, move, parts_of
 
 from orchestrator.transfer import Limits, TransferFailed
 
@@ -24,7 +24,7 @@ def test_any_sizes_within_any_memory(kind, sizes, held, window):
     assert wired.sender.held == 0
 
 
-@pytest.mark.parametrize("kind", ["shared", "tcp"])
+@pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("chop", [1, 7])
 def test_bytes_that_come_a_few_at_a_time(kind, chop):
     parts = parts_of([0, 1, 33, 700])
@@ -34,7 +34,7 @@ def test_bytes_that_come_a_few_at_a_time(kind, chop):
         assert dialer.links == 1
 
 
-@pytest.mark.parametrize("kind", ["shared", "tcp"])
+@pytest.mark.parametrize("kind", IN_STREAM)
 def test_a_part_that_takes_longer_than_a_lease(kind):
     """Over a slow link, whose buffers the sender has filled long before; and again, since it broke near its end."""
     parts = parts_of([120_000])

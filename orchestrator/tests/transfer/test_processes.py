@@ -9,12 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from transfer_kit import ID, QUICK, WAIT, Wired, dial_of, parts_of
+from transfer_kit import ID, QUICK, STREAMS, WAIT, Wired, dial_of, parts_of
 from transfer_peer import SIZES, Address
 
 from orchestrator.transfer import Receiver, TransferFailed
-
-KINDS = ["shared", "tcp"]
 
 
 class Process:
@@ -48,7 +46,7 @@ def nothing_left_in_shared_memory():
     assert mine() <= before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STREAMS)
 def test_from_another_process(kind):
     with Process("send", kind) as process:
         receiver = Receiver(dial_of(kind, Address(process.line())), times=QUICK)
@@ -61,7 +59,7 @@ def test_from_another_process(kind):
         assert process.line() == ["concluded"] and process.child.wait(WAIT) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STREAMS)
 def test_the_sender_is_killed(kind):
     """What came whole is given; the rest fails within the lease."""
     with Process("send", kind) as process:
@@ -78,7 +76,7 @@ def test_the_sender_is_killed(kind):
             assert time.monotonic() - started < QUICK.lease + QUICK.dial + 10
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STREAMS)
 def test_the_receiver_is_killed(kind):
     """The sender frees what it holds within the lease."""
     with Wired(kind) as wired:
@@ -90,7 +88,7 @@ def test_the_receiver_is_killed(kind):
             assert process.line() == ["taken"]
             offered._times = QUICK
             offered.put("more", bytes(100), timeout=WAIT)
-            time.sleep(QUICK.lease * (1.2 if kind == "tcp" else 0))
+            time.sleep(QUICK.lease * (1.2 if kind != "shared" else 0))
             assert offered.outcome is None  # its owner does nothing, but it lives
             process.child.kill()
             started = time.monotonic()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from transfer_kit import ID, QUICK, WAIT, dial_of, parts_of
+from transfer_kit import ID, QUICK, WAIT, dial_of, listen, parts_of
 
-from orchestrator.transfer import Receiver, Sender, SharedListener, TcpListener
+from orchestrator.transfer import Receiver, Sender
 
 SIZES = [0, 1, 70_001, 4096, 300_000]
 """Parts of a sender; it finishes only when a line comes in."""
@@ -22,7 +22,7 @@ class Address:
 
 def main(what, kind, *address):
     if what == "send":
-        listener = SharedListener(65536) if kind == "shared" else TcpListener()
+        listener = listen(kind, 65536)
         with Sender(listener, times=QUICK) as sender:
             offered = sender.offer(ID, 1)
             for name, data in parts_of(SIZES):

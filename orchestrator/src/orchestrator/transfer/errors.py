@@ -37,6 +37,10 @@ class LinkBroken(OSError):
         self.reason = reason
 
 
+class TransferUnavailable(ImportError):
+    """A kind of link that needs a library which is not here; the message says which."""
+
+
 def require(condition: bool, argument: str, got: object, allowed: str) -> None:
     """As `kernel_core.check.require`, which needs torch."""
     if not condition:

@@ -89,7 +89,33 @@ class Alive(Message, frozen=True):
     """Nothing new."""
 
 
-Any = Ask | Welcome | Refused | Piece | End | Ack | Verdict | Closed | Alive
+class Staged(Message, frozen=True):
+    """Within a payload that does not follow in the stream: its next bytes lie in memory of the sender.
+
+    Attributes:
+        segment: name of the memory for a transfer engine. life: random bytes of whoever has that name now.
+        address, size: where in it, and how many.
+    """
+
+    segment: str
+    life: bytes
+    address: int
+    size: int
+
+
+class Copied(Message, frozen=True):
+    """The receiver has read the first `count` of what was staged on this link."""
+
+    count: int
+
+
+class Kept(Message, frozen=True):
+    """The sender has kept them unchanged until it heard so: what was read may be used."""
+
+    count: int
+
+
+Any = Ask | Welcome | Refused | Piece | End | Ack | Verdict | Closed | Alive | Staged | Copied | Kept
 _DECODER = msgspec.msgpack.Decoder(Any)
 _ENCODER = msgspec.msgpack.Encoder()
 

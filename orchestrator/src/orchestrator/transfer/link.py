@@ -65,7 +65,7 @@ class Stream(Protocol):
 
 
 class StreamLink:
-    """A `Link` over a `Stream`."""
+    """A `Link` over a `Stream`. One that moves payloads beside it has its own `_send_payload`, `_receive_payload`."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._sending = stream, threading.Lock()
@@ -77,12 +77,19 @@ class StreamLink:
             if self._broken:
                 raise LinkBroken("an earlier message was not sent whole")
             self._broken = True
-            self._write(memoryview(head), stall)
             if payload:
-                self._write(memoryview(payload), stall)
+                self._send_payload(head, payload, stall)
+            else:
+                self._write(head, stall)
             self._broken = False
 
-    def _write(self, view: memoryview, stall: float) -> None:
+    def _send_payload(self, head: bytes, payload: bytes, stall: float) -> None:
+        """A message and its payload. `_sending` is held."""
+        self._write(head, stall)
+        self._write(payload, stall)
+
+    def _write(self, data: bytes, stall: float) -> None:
+        view = memoryview(data)
         while view:
             done = self._stream.write(view, stall)
             if not done:
@@ -92,6 +99,19 @@ class StreamLink:
     def receive(
         self, timeout: float, room: Room, *, stall: float, tick: Tick = nothing
     ) -> tuple[frames.Any, bytes | bytearray] | None:
+        head = self._head(timeout, stall)
+        if head is None:
+            return None
+        message, payload_bytes = head
+        if payload_bytes > (allowed := room()):
+            raise LinkBroken(f"payload: got {payload_bytes} bytes, allowed are {allowed}", "size")
+        payload = bytearray(payload_bytes)
+        if payload_bytes:
+            self._receive_payload(memoryview(payload), stall, tick)
+        return message, payload
+
+    def _head(self, timeout: float, stall: float) -> tuple[frames.Any, int] | None:
+        """The next message and the bytes of its payload."""
         prefix = bytearray(frames.PREFIX.size)
         first = self._stream.read_into(memoryview(prefix), timeout)
         if not first:
@@ -100,12 +120,10 @@ class StreamLink:
         size, payload_bytes, crc = frames.lengths_of(bytes(prefix))
         body = bytearray(size)
         self._fill(memoryview(body), stall)
-        message = frames.unpack(bytes(body), payload_bytes, crc)
-        if payload_bytes > (allowed := room()):
-            raise LinkBroken(f"payload: got {payload_bytes} bytes, allowed are {allowed}", "size")
-        payload = bytearray(payload_bytes)
-        self._fill(memoryview(payload), stall, tick)
-        return message, payload
+        return frames.unpack(bytes(body), payload_bytes, crc), payload_bytes
+
+    def _receive_payload(self, view: memoryview, stall: float, tick: Tick) -> None:
+        self._fill(view, stall, tick)
 
     def _fill(self, view: memoryview, stall: float, tick: Tick = nothing) -> None:
         while view:

@@ -6,10 +6,12 @@ import contextlib
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from orchestrator.transfer.errors import LinkBroken
 from orchestrator.transfer.link import Link, StreamLink
 
+MakeLink = Callable[["SocketStream"], Link]
 _PAUSE = 0.02  # seconds before a listener that has just failed is asked again
 
 
@@ -64,16 +66,18 @@ def wait_for(waiting: socket.socket, event: int, timeout: float) -> bool:
 
 def dial_tcp(host: str, port: int, timeout: float) -> Link:
     """Raises OSError where nobody answers in time."""
-    return _link(socket.create_connection((host, port), max(timeout, 0.001)))
+    return StreamLink(stream_of(socket.create_connection((host, port), max(timeout, 0.001))))
 
 
 class TcpListener:
     """Listens at a host's port; port 0 takes any that is free. `address` is what to dial.
 
-    Whoever can reach it can ask for a handoff whose random id it knows: it belongs into a trusted network.
+    `link` makes a link of each connection. Whoever can reach it can ask for a handoff whose random id it knows: it
+    belongs into a trusted network.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, link: MakeLink = StreamLink) -> None:
+        self._make = link
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         self._socket.setblocking(False)
@@ -86,7 +90,7 @@ class TcpListener:
                 raise LinkBroken("the listener is closed")
             return None
         try:
-            return _link(self._socket.accept()[0])
+            return self._make(stream_of(self._socket.accept()[0]))
         except BlockingIOError:
             return None
         except OSError:  # too many open files, or closed: the next call tells
@@ -100,6 +104,6 @@ class TcpListener:
         self._socket.close()
 
 
-def _link(connected: socket.socket) -> Link:
+def stream_of(connected: socket.socket) -> SocketStream:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return StreamLink(SocketStream(connected))
+    return SocketStream(connected)
