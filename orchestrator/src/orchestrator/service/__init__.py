@@ -1,1 +1,4 @@
-"""The roles as processes: a front with entry and HTTP, a router, encoders, prefill and decode workers. docs/service.md."""
+"""The roles as processes: a front with entry and HTTP, a router, encoders, prefill and decode workers.
+
+See docs/service.md.
+"""

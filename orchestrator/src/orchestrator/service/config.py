@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kernel_core.check import require
 
@@ -73,11 +73,12 @@ class StoreSettings(Struct, frozen=True, forbid_unknown_fields=True):
     folder: str = ""
     capacity_gb: float = 4.0
     host_blocks: int = 512
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class TransferSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kind`: "auto" takes shared memory on one machine and TCP between two. `overlap`: parts go while prompts are read."""
+    """`kind`: "auto" takes shared memory on one machine and TCP between two. `overlap`: parts go ahead while the prompt
+    is computed."""
 
     kind: LinkKind = "auto"
     overlap: bool = True
@@ -121,7 +122,7 @@ class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     store: StoreSettings = StoreSettings()
     transfer: TransferSettings = TransferSettings()
     cluster: ClusterSettings = ClusterSettings()
-    times: dict[str, float] = {}
+    times: dict[str, float] = field(default_factory=dict)
 
 
 def load(path: Path) -> ServiceConfig:

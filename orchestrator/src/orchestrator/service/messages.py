@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from orchestrator.roles.messages import Message
 from orchestrator.roles.messages.base import Wire
@@ -55,7 +55,7 @@ class Hello(Wire, frozen=True):
     steps: int = 0
     waiting: float = 0.0
     memory: int = 0
-    numbers: dict[str, float] = {}
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 class Book(Wire, frozen=True):
