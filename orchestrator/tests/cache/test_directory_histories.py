@@ -17,6 +17,7 @@ from orchestrator.cache.leases import Leases
 from orchestrator.cache.retention import Retention, RetentionPolicy
 from orchestrator.cache.store.base import Block, Put, Store
 from orchestrator.cache.store.directory import DirectoryStore
+from orchestrator.cache.store.directory_survey import files
 
 STEPS = {"file.create", "file.half", "file.sync"}
 
@@ -50,9 +51,9 @@ class DirectoryWorld(World):
 
     def damage(self) -> None:
         assert isinstance(self.store, DirectoryStore)
-        files = sorted(self.store._files())
-        if files:
-            path = self.rng.choice(files)
+        found = sorted(files(self.store._blocks))
+        if found:
+            path = self.rng.choice(found)
             data, seen = bytearray(path.read_bytes()), path.stat()
             data[self.rng.randrange(HEADER_BYTES + SIZE)] ^= 1 << self.rng.randrange(8)
             path.write_bytes(data)

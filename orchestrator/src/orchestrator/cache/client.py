@@ -94,9 +94,26 @@ class CacheClient:
         """How many first blocks of a prompt are there. `root` is that of another scope, say another tenant's."""
         chain = Chain(root or self.root, images)
         chain.extend(tokens)
-        keys = chain.keys[: usable_blocks(len(tokens))]
-        answer = self._ask(m.Match(next(self._ids), keys)) if keys else None
-        return Plan(chain, answer.blocks if isinstance(answer, m.Matched) else 0)
+        return Plan(chain, self.there(chain.keys[: usable_blocks(len(tokens))]))
+
+    def there(self, keys: Sequence[bytes]) -> int:
+        """How many first keys of a path are there."""
+        answer = self._ask(m.Match(next(self._ids), list(keys))) if keys else None
+        return answer.blocks if isinstance(answer, m.Matched) else 0
+
+    def find(self, keys: Sequence[bytes]) -> int | None:
+        """The first of these keys, of any paths, that is there: its place among them."""
+        answer = self._ask(m.Find(next(self._ids), list(keys))) if keys else None
+        return answer.number if isinstance(answer, m.Found) and answer.number >= 0 else None
+
+    def retry(self) -> bool:
+        """Try to connect now, whatever the pause. Returns `alive`."""
+        with self._lock:
+            if self._link is None and self._quiet_until < float("inf"):
+                self._quiet_until = float("-inf")
+                if self._connect():
+                    self._pause_s = _PAUSE_S
+            return self.alive
 
     def fetch(
         self, plan: Plan, deadline_s: float, *, first: int = 0, on_done: Callable[[FetchHandle], None] | None = None

@@ -102,6 +102,12 @@ class WindowStore:
             self.counters["hits"] += 1
             return kept[1]
 
+    def peek(self, key: WindowKey) -> bytes | None:
+        """The sealed snapshot, if it is here; no use of it."""
+        with self._lock:
+            kept = self._kept.get(key)
+            return None if kept is None else kept[1]
+
     def first(self, keys: Sequence[WindowKey]) -> tuple[WindowKey, bytes] | None:
         """What this node answers a peer: the first of `keys` that is here, sealed."""
         key = next((key for key in keys if self.has(key)), None)

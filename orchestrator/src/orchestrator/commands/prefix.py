@@ -59,7 +59,7 @@ def stored_prefixes(
 
     layout = BlockLayout.of(engine.model.config, quantised=engine.cache.quantised)
     prefix = engine.prefix
-    _name_model(engine, model)
+    name_model(engine, model)
     work = Path(tempfile.mkdtemp(prefix="fathom-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None))
     policy = {"budgets": {tenant: int(share * 2**30) for tenant, share in budgets.items()}}
     store = {"kind": "embedded", "folder": str(folder), "capacity": int(gigabytes * 2**30), "policy": policy}
@@ -93,7 +93,7 @@ def shared_windows(engine: Engine, listen: str | None, peers: tuple[str, ...], m
         return
     from orchestrator.cache.window_peer import TcpPeer, WindowServer
 
-    _name_model(engine, model)
+    name_model(engine, model)
     server = None
     if listen is not None:
         try:
@@ -119,7 +119,7 @@ def address_of(option: str, text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _name_model(engine: Engine, model: Path) -> None:
+def name_model(engine: Engine, model: Path) -> None:
     """Have keys say which checkpoint and machine rows are of, once for an engine."""
     from kernel_core.backend import available_isas
     from orchestrator.evaluate.results import checkpoint_digest

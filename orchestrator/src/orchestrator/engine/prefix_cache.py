@@ -254,13 +254,27 @@ class PrefixCache:
 
     def _store(self, sequence: Sequence) -> None:
         """Hand full blocks on once a token came of them: rows that give no distribution stay here."""
-        if self.tier is None or sequence.output_len == 0 or sequence.published <= sequence.stored:
+        if self.tier is None or sequence.output_len == 0:
+            return
+        self._share_windows(self.tier, sequence)
+        if sequence.published <= sequence.stored:
             return
         blocks = sequence.blocks[sequence.stored : sequence.published]
         # While overlapped steps are under way, a request has `computed` tokens by steps that the host has waited for.
         settled = self.blocks.fence.open
         self.tier.store(self._chain(sequence), sequence.stored, blocks, self.cache, sequence.params, settled=settled)
         sequence.stored = sequence.published
+
+    def _share_windows(self, tier: PrefixTier, sequence: Sequence) -> None:
+        """Store snapshots whose blocks are named, once a token came of them. A full window store may have lost some."""
+        boundaries, sequence.unshared = sequence.unshared, []
+        for boundary in boundaries:
+            key = self._window_key(sequence, boundary)
+            sealed = self.windows.peek(key)
+            if boundary > sequence.published * BLOCK_TOKENS:
+                sequence.unshared.append(boundary)
+            elif sealed is not None:
+                tier.share(key, sealed, sequence.params)
 
     def leave(self, sequence: Sequence, *, good: bool) -> None:
         """A request ends, in whatever state. `good` says that its rows are right."""
@@ -295,6 +309,8 @@ class PrefixCache:
         snapshot = rows.contiguous().cpu().view(torch.uint8).numpy().tobytes()
         self.windows.put(self._window_key(sequence, boundary), snapshot)
         sequence.snapped = boundary
+        if self.tier is not None and self.tier.windows is not None:
+            sequence.unshared.append(boundary)
 
     def _match(self, sequence: Sequence) -> list[int]:
         return self.blocks.match(self._chain(sequence).keys[: usable_blocks(sequence.prompt_len)])

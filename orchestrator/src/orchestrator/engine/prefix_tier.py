@@ -13,13 +13,16 @@ from orchestrator.cache.chain import Chain, ImageRun
 from orchestrator.cache.client import CacheClient, Plan
 from orchestrator.cache.layout import BlockLayout
 from orchestrator.cache.retention import Retention
+from orchestrator.cache.windows import WindowKey
 from orchestrator.engine.block_loads import BlockLoads
+from orchestrator.engine.store_writer import Job, StoreWriter
 
 if TYPE_CHECKING:
     from orchestrator.cache.handles import FetchHandle
     from orchestrator.cache.host.arena import HostArena
     from orchestrator.engine.request import SamplingParams
     from orchestrator.engine.shared_blocks import SharedBlocks
+    from orchestrator.engine.stored_windows import StoredWindows
     from orchestrator.model.cache import CachePools
 
 _log = logging.getLogger(__name__)
@@ -33,11 +36,15 @@ class PrefixTier:
     Attributes:
         deadline_s: a request waits so long for its blocks at most, and goes on with those that have come.
         loads: what brings fetched blocks into the pools, from the first on.
+        writer: hands full blocks on from a thread of its own; without one the engine's thread waits for room.
+        windows: snapshots are stored too, and had from there; needs a writer.
     """
 
     def __init__(self, client: CacheClient, deadline_s: float = 0.5) -> None:
         self.client, self.deadline_s = client, deadline_s
         self.loads: BlockLoads | None = None
+        self.writer: StoreWriter | None = None
+        self.windows: StoredWindows | None = None
         self._unloadable: HostArena | None = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -94,7 +101,9 @@ class PrefixTier:
         return self.loads
 
     def close(self) -> None:
-        """End the client and what loads from its arena."""
+        """End the client, what waits to be written, and what loads from its arena."""
+        if self.writer is not None:
+            self.writer.close()
         if self.loads is not None:
             self.loads.close()
             self.loads = None
@@ -115,7 +124,16 @@ class PrefixTier:
         layout = BlockLayout.of(cache.config, quantised=cache.quantised)
         with self._beside(cache) if settled else nullcontext():
             payloads = layout.gather(cache, blocks)
-        self.client.insert(chain, first, payloads, _retention(params), params.cache_salt)
+        if self.writer is None:
+            self.client.insert(chain, first, payloads, _retention(params), params.cache_salt)
+            return
+        keys = list(chain.keys[: first + len(payloads)])
+        self.writer.put(Job(chain.root, keys, first, payloads, _retention(params), params.cache_salt))
+
+    def share(self, key: WindowKey, sealed: bytes, params: SamplingParams) -> None:
+        """Have a snapshot of a request with `params` stored, if snapshots are."""
+        if self.windows is not None:
+            self.windows.put(key, sealed, _retention(params), params.cache_salt)
 
     def _beside(self, cache: CachePools) -> AbstractContextManager[object]:
         """Copies overtake the steps in flight; without meaning on a CPU."""

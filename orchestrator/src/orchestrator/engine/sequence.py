@@ -32,9 +32,9 @@ class Sequence:
     before them. The next step verifies the first `planned`.
     `hit` tokens were taken from the prefix cache; no global row below `global_floor` is written, and `encoder_lower`
     bounds the windows of a replay. Blocks up to `publishable` get keys of `chain`, the first `published` have theirs;
-    `stored` were handed on to the tiers behind the pool. `fetch` brings blocks from `fetch_first` on from there; the
-    request waits for it. `window` is a snapshot to be restored, `snapped` the last boundary that was kept. No chunk
-    goes across one of `stops`.
+    `stored` were handed on to the tiers behind the pool, snapshots at boundaries `unshared` were not yet. `fetch`
+    brings blocks from `fetch_first` on from there; the request waits for it. `window` is a snapshot to be restored,
+    `snapped` the last boundary that was kept. No chunk goes across one of `stops`.
     Once there are `leaves_at` tokens of output the request leaves (`engine.handoff`); with 0 it does as soon as the
     global rows of its prompt are there, and the decoder layers compute none of them.
     `seed` is the request's own or one drawn at admission. `announced` tells that `Ready` was sent. `matcher` and
@@ -73,6 +73,7 @@ class Sequence:
     fetch: Any = None
     fetch_first: int = 0
     stored: int = 0
+    unshared: list[int] = field(default_factory=list)
     snapped: int = 0
     stops: list[int] = field(default_factory=list)
     matcher: Any = None

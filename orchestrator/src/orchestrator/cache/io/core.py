@@ -57,8 +57,10 @@ class IoCore:
                 return self._got(client, message, now)
             case Loaded(item, ok):
                 return self._loaded(item, ok, now)
-            case Probed(client, id, keys, present):
+            case Probed(client, id, keys, present, find):
                 here = [there or self.table.find(key) is not None for key, there in zip(keys, present, strict=True)]
+                if find:
+                    return [Send(client, m.Found(id, here.index(True) if True in here else -1))]
                 count = here.index(False) if False in here else len(here)
                 return [Send(client, m.Matched(id, count))]
             case Persisted():
@@ -81,6 +83,8 @@ class IoCore:
         match message:
             case m.Match(id, keys):
                 return [Probe(client, id, keys)]
+            case m.Find(id, keys):
+                return [Probe(client, id, keys, find=True)]
             case m.Fetch():
                 return self._fetch(client, state, message, now)
             case m.Release(id):

@@ -50,6 +50,7 @@ class Probed:
     id: int
     keys: list[bytes]
     present: list[bool]
+    find: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,12 @@ class Send:
 
 @dataclass(frozen=True)
 class Probe:
+    """Which of these keys are there? `find`: asked for the first that is, not for how many first ones are."""
+
     client: int
     id: int
     keys: list[bytes]
+    find: bool = False
 
 
 @dataclass(frozen=True)

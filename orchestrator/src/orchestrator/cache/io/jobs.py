@@ -65,7 +65,7 @@ def probe(store: Store, action: Probe) -> Probed:
         present = store.present(action.keys)
     except Exception:
         present = [False] * len(action.keys)
-    return Probed(action.client, action.id, action.keys, present)
+    return Probed(action.client, action.id, action.keys, present, action.find)
 
 
 class StoreCalls:

@@ -19,6 +19,8 @@ from orchestrator.cache.io import messages as m
 from orchestrator.cache.io.core import IoCore
 from orchestrator.cache.store.base import Store
 
+_CONNECT_S = 0.25
+
 
 class LinkLost(ConnectionError):
     """The I/O process is gone."""
@@ -45,7 +47,9 @@ class SocketLink(Link):
         self.on_answer, self.on_lost = on_answer, on_lost
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            self._socket.settimeout(_CONNECT_S)  # one that hangs and has a full queue would block for ever
             self._socket.connect(str(path))
+            self._socket.settimeout(None)
         except OSError:
             self._socket.close()
             raise

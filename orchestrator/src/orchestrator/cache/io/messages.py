@@ -24,6 +24,18 @@ class Matched(Message, frozen=True):
     blocks: int
 
 
+class Find(Message, frozen=True):
+    """Which is the first of these keys, of any paths, that is there? Renews nothing."""
+
+    keys: list[bytes]
+
+
+class Found(Message, frozen=True):
+    """Its place among the keys, or -1."""
+
+    number: int
+
+
 class Fetch(Message, frozen=True):
     """Bring blocks into the host tier and pin them for this engine. `parent` and `depth` are those of the first."""
 
@@ -107,8 +119,8 @@ class Numbers(Message, frozen=True):
     values: dict[str, float]
 
 
-Request = Match | Fetch | Release | Reserve | Commit | Use | Pin | Unpin | Ask
-Answer = Matched | Fetched | Reserved | Committed | Pinned | Numbers
+Request = Match | Find | Fetch | Release | Reserve | Commit | Use | Pin | Unpin | Ask
+Answer = Matched | Found | Fetched | Reserved | Committed | Pinned | Numbers
 
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(Request).decode

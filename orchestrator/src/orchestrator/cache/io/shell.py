@@ -37,9 +37,10 @@ class IoShell:
 
     def __init__(
         self, store: Store, arena: HostArena, path: Path, *, loaders: int = 4, max_filling: int | None = None,
-        collect_s: float = 5.0,
+        collect_s: float = 5.0, linger_s: float | None = None,
     ) -> None:  # fmt: skip
-        self.store, self.arena, self.collect_s = store, arena, collect_s
+        """With `linger_s`, `run` ends once it has had no engine for so many seconds."""
+        self.store, self.arena, self.collect_s, self.linger_s = store, arena, collect_s, linger_s
         table = HostTable(arena.slots)
         table.adopt((slot, header.key, header.generation) for slot, header in arena.survey())
         self.core = IoCore(table, max_filling or max(1, arena.slots // 4))
@@ -62,21 +63,26 @@ class IoShell:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._stopping = False
+        self._path, self._alone_since = path, time.monotonic()
 
     def stop(self) -> None:
         """End `run` soon. Safe in a signal handler."""
         self._stopping = True
         os.write(self._wake_write, b"x")
 
-    def run(self) -> None:
+    def run(self, ending: Callable[[], None] = lambda: None) -> None:
+        """`ending` is called when nobody is served any more, and what was accepted is still to be stored."""
         collected = time.monotonic()
         while not self._stopping:
             now = time.monotonic()
+            alone_until = self._alone_until()
+            if now >= alone_until:
+                break
             if now - collected >= self.collect_s:
                 collected = now
                 self._stores.submit(self._quiet, lambda: self.store.collect(time.time()))
             deadline = self.core.next_deadline()
-            until = collected + self.collect_s if deadline is None else min(deadline, collected + self.collect_s)
+            until = min(collected + self.collect_s, alone_until, *([] if deadline is None else [deadline]))
             for key, events in self._selector.select(max(0.0, until - now)):
                 if key.fileobj is self._listener:
                     self._accept()
@@ -86,9 +92,21 @@ class IoShell:
                 else:
                     self._serve(key.data, events)
             self._handle()
+        ending()
+        self._refuse()
         self._loads.shutdown()
         self._stores.shutdown()
         self.store.close()
+
+    def _alone_until(self) -> float:
+        return float("inf") if self.linger_s is None or self._engines else self._alone_since + self.linger_s
+
+    def _refuse(self) -> None:
+        """Let nobody connect to a process that will not answer."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        self._selector.unregister(self._listener)
+        self._listener.close()
 
     def _handle(self) -> None:
         while self._events:
@@ -178,5 +196,6 @@ class IoShell:
             return
         self._selector.unregister(engine.link)
         engine.link.close()
+        self._alone_since = time.monotonic()
         self._do(ev.Left(engine.number))
         self._stores.submit(self._quiet, lambda: self._calls.left(engine.number))

@@ -10,22 +10,23 @@ import contextlib
 import errno
 import fcntl
 import os
-import socket
+import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
-from orchestrator.cache.block_object import HEADER_BYTES, WrongBytes, parse, seal, verify
-from orchestrator.cache.chain import KEY_BYTES
+from orchestrator.cache.block_object import HEADER_BYTES, WrongBytes, seal, verify
 from orchestrator.cache.gc import Collector, Tick, Unpublish
 from orchestrator.cache.index import BlockIndex
 from orchestrator.cache.retention import Retention, RetentionPolicy
 from orchestrator.cache.store.base import At, Block, Put, Store, StoreStats, nowhere
-from orchestrator.cache.store.directory_notes import LeaseFiles, Uses, read_owner, seal_owner
+from orchestrator.cache.store.directory_notes import LeaseFiles, Uses, seal_owner
+from orchestrator.cache.store.directory_survey import survey, there
+from orchestrator.cache.store.directory_usage import Usage
 from orchestrator.cache.store.segments import sync_folder
 
 _THREADS = 16
@@ -35,21 +36,28 @@ class DirectoryStore(Store):
     """Blocks of one layout in a folder that any number of processes and machines write.
 
     The collector builds its index by walking the folder; of all processes that call `collect`, the one that gets the
-    lock file works, by its own policy. A chain belongs to the tenant that wrote its first block.
+    lock file works, by its own policy, and tells the others how full it is. A chain belongs to the tenant that wrote
+    its first block.
+
+    Args:
+        turn_s: seconds after any process's turn of the collector in which this one takes none.
     """
 
     def __init__(
-        self, folder: Path, layout: bytes, capacity: int, policy: RetentionPolicy | None = None, at: At = nowhere
-    ) -> None:
+        self, folder: Path, layout: bytes, capacity: int, policy: RetentionPolicy | None = None, at: At = nowhere,
+        *, turn_s: float = 0.0,
+    ) -> None:  # fmt: skip
         self.policy = policy or RetentionPolicy()
         if capacity <= 0:
             raise ValueError(f"capacity: got {capacity}, allowed are bytes above 0")
-        self.folder, self.layout, self.capacity, self._at = folder, layout, capacity, at
+        self.folder, self.layout, self.capacity, self._at, self.turn_s = folder, layout, capacity, at, turn_s
+        self._token = secrets.token_hex(8)  # host and process number do not tell containers apart
         self._blocks, self._trash = folder / "blocks" / layout.hex()[:16], folder / "trash"
         for path in (self._blocks, self._trash):
             path.mkdir(parents=True, exist_ok=True)
-        self._uses = Uses(folder / "uses" / layout.hex()[:16])
-        self._leases = LeaseFiles(folder / "leases" / layout.hex()[:16])
+        self._uses = Uses(folder / "uses" / layout.hex()[:16], self._token)
+        self._leases = LeaseFiles(folder / "leases" / layout.hex()[:16], self._token)
+        self._usage = Usage(folder, self._token)
         self._misses: Counter[str] = Counter()
         self._seen_used = self._seen_blocks = 0
         self._names = count(1)
@@ -57,7 +65,7 @@ class DirectoryStore(Store):
         self._threads = ThreadPoolExecutor(_THREADS, "directory")
 
     def present(self, keys: Sequence[bytes]) -> list[bool]:
-        return list(self._threads.map(lambda key: self._path(key).exists(), keys))
+        return list(self._threads.map(lambda key: there(self._path(key)), keys))
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return list(self._threads.map(self._read, keys))
@@ -82,11 +90,13 @@ class DirectoryStore(Store):
         return self._leases.give(lease)
 
     def collect(self, now: float) -> int:
+        if self._usage.age(now) < self.turn_s:
+            return self._listen()
         with (self.folder / "collector.lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                return 0
+                return self._listen()
             self._empty_trash(now)
             index, holes = self._survey()
             self._leases.mark(index, now)
@@ -105,7 +115,18 @@ class DirectoryStore(Store):
             for key in [*(key for key, _ in gone), *(taken.keys() - back)]:
                 self._uses.forget(key)
             self._seen_used, self._seen_blocks = index.used, len(index)
+            self._usage.tell(index.used, len(index), now)
             return len(gone) + len(taken) - len(back)
+
+    def _survey(self) -> tuple[BlockIndex, list[bytes]]:
+        return survey(self._blocks, self._path, self._uses, self.policy)
+
+    def _listen(self) -> int:
+        """Another collects: take its word for how full the directory is."""
+        told = self._usage.read()
+        if told is not None:
+            self._seen_used, self._seen_blocks = told
+        return 0
 
     def _bring_back(self, taken: dict[bytes, tuple[bytes, Path | None]], now: float) -> set[bytes]:
         """What a reader leased between the look at the leases and the removal. It keeps its path, parents first."""
@@ -145,9 +166,9 @@ class DirectoryStore(Store):
 
     def _write(self, block: Block, now: float) -> Put:
         path = self._path(block.key)
-        if path.exists():
+        if there(path):
             return Put.ALREADY
-        if block.depth and not self._path(block.parent).exists():
+        if block.depth and not there(self._path(block.parent)):
             return Put.NO_PARENT
         try:
             owner = seal_owner("" if block.depth else block.tenant)
@@ -157,7 +178,7 @@ class DirectoryStore(Store):
         if self._seen_used + size > self.capacity:
             return Put.FULL
         header = seal(self.layout, block.key, block.parent, block.depth, max(0, int(now * 1e3)), block.payload)
-        temporary = path.parent / f"new-{socket.gethostname()}-{os.getpid()}-{next(self._names)}"
+        temporary = path.parent / f"new-{self._token}-{next(self._names)}"
         try:
             path.parent.mkdir(exist_ok=True)
             self._at("file.create")
@@ -190,43 +211,13 @@ class DirectoryStore(Store):
     def _touch(path: Path, now: float, expiry: float) -> None:
         os.utime(path, (now, max(path.stat().st_mtime, expiry)))
 
-    def _survey(self) -> tuple[BlockIndex, list[bytes]]:
-        """An index of all files, and the keys of those that no path from a first block leads to."""
-        found = []
-        for path in self._files():
-            try:
-                with path.open("rb") as file:
-                    header = parse(file.read(HEADER_BYTES))
-                    seen = os.fstat(file.fileno())
-                    owner = "" if header.depth else read_owner(file.fileno(), HEADER_BYTES + header.size)
-            except (OSError, WrongBytes):
-                continue
-            if header.key.hex() == path.name:
-                found.append((header.depth, header, seen, owner))
-        index, holes, used = BlockIndex(self.policy), [], dict(self._uses)
-        for _, header, seen, owner in sorted(found, key=lambda item: item[0]):
-            root = b"" if header.depth else header.parent
-            last = max(header.generation / 1e3, used.pop(header.key, 0.0))
-            index.publish(header.key, header.parent, seen.st_size, last, root=root, expiry=seen.st_mtime, tenant=owner)
-            if index.get(header.key) is None:
-                holes.append(header.key)
-        for key in used:  # of blocks that are gone
-            self._uses.forget(key)
-        return index, holes[::-1]
-
-    def _files(self) -> Iterator[Path]:
-        for folder in self._blocks.iterdir():
-            for path in folder.iterdir():
-                if len(path.name) == 2 * KEY_BYTES:
-                    yield path
-
     def _discard(self, key: bytes, now: float) -> Path | None:
         """Out of sight at once, deleted after the grace: a reader that has the file open goes on reading it.
 
         Answers with the place in the trash, or None where there was nothing to move.
         """
         self._at("file.discard")
-        buried = self._trash / f"{int(now)}-{os.getpid()}-{next(self._names)}"
+        buried = self._trash / f"{int(now)}-{self._token}-{next(self._names)}"
         try:
             self._path(key).rename(buried)
         except OSError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import struct
 import threading
 import time
@@ -50,9 +49,9 @@ def read_owner(fd: int, behind: int) -> str:
     return name.decode(errors="replace")
 
 
-def _appear(path: Path, when: float) -> None:
-    """An empty file that nobody sees with another time."""
-    hidden = path.with_name(f"new-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
+def _appear(path: Path, when: float, token: str) -> None:
+    """An empty file that nobody sees with another time. `token` is nobody else's, on no machine."""
+    hidden = path.with_name(f"new-{token}-{threading.get_ident()}")
     os.close(os.open(hidden, os.O_WRONLY | os.O_CREAT, 0o600))
     os.utime(hidden, (when, when))
     hidden.rename(path)
@@ -71,8 +70,8 @@ def _left_over(path: Path) -> bool:
 class Uses:
     """When paths were used last. A crash may forget what the file system had not yet written down."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder, self._token = folder, token
         folder.mkdir(parents=True, exist_ok=True)
 
     def note(self, key: bytes, when: float) -> None:
@@ -84,7 +83,7 @@ class Uses:
                     os.utime(path, (when, when))
             except FileNotFoundError:
                 path.parent.mkdir(exist_ok=True)
-                _appear(path, when)
+                _appear(path, when, self._token)
 
     def __iter__(self) -> Iterator[tuple[bytes, float]]:
         for path in self._folder.glob("*/*"):
@@ -100,8 +99,8 @@ class Uses:
 class LeaseFiles:
     """Leases of all readers of a directory. A reader that dies holds a path until its lease ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder, self._token = folder, token
         folder.mkdir(parents=True, exist_ok=True)
         self._ids = count(1)
         self._mine: dict[int, Path] = {}
@@ -110,9 +109,9 @@ class LeaseFiles:
         """Hold a path. The file comes first and the look second: a collector that missed the file sees it afterwards
         and brings back what it took."""
         number = next(self._ids)
-        path = self._folder / f"{keys[-1].hex()}-{socket.gethostname()}-{os.getpid()}-{id(self):x}-{number}"
+        path = self._folder / f"{keys[-1].hex()}-{self._token}-{number}"
         try:
-            _appear(path, until)
+            _appear(path, until, self._token)
         except OSError:
             return None
         self._mine[number] = path

@@ -5,6 +5,7 @@ What it cannot promise, and what follows:
   only, and reads verify: a gap makes a hit shorter, never wrong.
 - Its presence call grants a lease of seconds: a probe keeps an object from its eviction for that long. Our collector
   removes by force; a reader that comes too late gets a miss.
+- A read of a block whose machine is gone fails although its key is there, until the master has noticed: a miss.
 - Its objects are in memory: durable against the loss of a client only with replicas, not against the loss of all.
 - Expiry by class is kept by the process that wrote a block; after that one's restart Mooncake's eviction rules alone.
 """
@@ -12,6 +13,7 @@ What it cannot promise, and what follows:
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +26,7 @@ from orchestrator.cache.store.base import Block, Put, Store, StoreStats
 
 _NO_ROOM = (-200, -201)
 _NOT_THERE = -704
+_OTHERS_S = 0.2  # that another client has to finish a put of the same key
 
 
 class MooncakeStore(Store):
@@ -101,6 +104,8 @@ class MooncakeStore(Store):
         code = self._client.put(name, header + block.payload)
         if code:
             return Put.FULL if code in _NO_ROOM else Put.FAILED
+        if not self._appeared(name):
+            return Put.FAILED
         if self.index.get(block.key) is not None:  # it was evicted there, and is back
             self.index.use([block.key], now, block.retention)
             return Put.STORED
@@ -108,6 +113,16 @@ class MooncakeStore(Store):
         root = block.parent if above is None else b""
         self.index.publish(block.key, block.parent, size, now, block.retention, root=root, tenant=block.tenant)
         return Put.STORED
+
+    def _appeared(self, name: str) -> bool:
+        """`put` says 0 also where another client has begun to put the key, which may come to nothing: the master
+        forgets the half of one that died after 30 s."""
+        until = time.monotonic() + _OTHERS_S
+        while self._client.is_exist(name) != 1:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+        return True
 
     def _checked(self, key: bytes, data: bytes) -> bytes | None:
         reason = "absent"
