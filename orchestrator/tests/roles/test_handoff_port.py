@@ -131,6 +131,16 @@ def test_prefill_and_decode_apart_give_what_one_engine_gives(nano):
     compare(service, nano, REQUESTS)
 
 
+def test_more_prompts_than_a_prefill_engine_has_rows_wait_for_those_before(nano):
+    """A prompt keeps its row until its state has left; a step that needed more rows than there are would never end."""
+    service = RealService(nano, decode=3)
+    requests = {f"r{n}": ([n + 1, n + 2], SamplingParams(max_tokens=4, seed=n, ignore_eos=True)) for n in range(15)}
+    for name, (prompt, params) in requests.items():
+        service.ask(name, prompt, params)
+    service.finish(120)
+    compare(service, nano, requests)
+
+
 def test_a_dead_decode_worker_is_replayed_elsewhere(nano):
     service = RealService(nano, decode=2)
     for name, (prompt, params) in REQUESTS.items():

@@ -19,8 +19,26 @@ class Mailbox(Protocol):
     def recv(self) -> Any: ...
 
 
+class Requests(Protocol):
+    """What a worker has its requests with. Outlives epochs, as the requests do.
+
+    Attributes:
+        layout: see `Up`.
+    """
+
+    layout: str
+
+    def take(self, message: Any) -> None:
+        """Do what the supervisor asks, between two steps."""
+
+    def tell(self, events: list[Event]) -> None:
+        """Pass on what happened; called behind every step, and in every turn without one."""
+
+
 class Desk:
     """Outlives epochs, as the requests do: a worker that goes on in the next one has all that it had."""
+
+    layout = ""
 
     def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
         self.engine, self.mailbox = engine, mailbox

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.cluster.links import Links
 from orchestrator.engine.request import Event, SamplingParams
@@ -38,16 +39,45 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Do:
+    """To a worker behind a role: a command of `roles.engine_port`, carried out between two steps.
+
+    `group` counts groups of the role; a higher one ends all that was asked before.
+    """
+
+    group: int
+    command: Any
+
+
+@dataclass(frozen=True)
+class Did:
+    """From a worker behind a role: answers to commands of this group.
+
+    `steps` that it has run so far; `requests` and cache `blocks` that its engine holds now.
+    """
+
+    group: int
+    answers: tuple[Any, ...]
+    steps: int
+    requests: int
+    blocks: int
+
+
+@dataclass(frozen=True)
 class Leave:
     """To all workers: end when all others would, too."""
 
 
 @dataclass(frozen=True)
 class Up:
-    """From a worker: the model is loaded, without experts; `read` bytes of the checkpoint's tensors."""
+    """From a worker: the model is loaded, without experts; `read` bytes of the checkpoint's tensors.
+
+    `layout`: tag of the states that it makes and takes, where it stands behind a role.
+    """
 
     pid: int
     read: int
+    layout: str = ""
 
 
 @dataclass(frozen=True)

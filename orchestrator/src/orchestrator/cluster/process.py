@@ -48,7 +48,7 @@ class FromFolder:
         return Loaded(model, load_tokenizer(self.folder), CheckpointExperts(self.folder))
 
 
-def main(number: int, options: EpOptions, load: Load, mailbox: Connection, wrap: Any = None) -> None:
+def main(number: int, options: EpOptions, load: Load, wrap: Any, mailbox: Connection) -> None:
     """Load the model and serve until told to leave, or until the supervisor is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what an interrupt means
     torch.set_num_threads(options.threads)

@@ -17,7 +17,7 @@ from orchestrator.cluster.counts import StepCounts
 from orchestrator.cluster.gpu_counts import GpuStepCounts
 from orchestrator.cluster.leader import Leader
 from orchestrator.cluster.links import Pair
-from orchestrator.cluster.messages import Abort, Balance, Form, Leave, Left, Serving, Submit
+from orchestrator.cluster.messages import Balance, Form, Leave, Left, Serving
 from orchestrator.cluster.mover import Mover
 from orchestrator.engine.lockstep import Lockstep
 from orchestrator.model.expert_parallel import HeldExperts, attach, attach_drafts, attach_packed, fill
@@ -151,7 +151,7 @@ class Rank:
                 return message
             if isinstance(message, Leave):
                 self.agreement.leaving = True
-            elif isinstance(message, Submit | Abort):
+            else:
                 self.desk.take(message)
         return None
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ep_comm import CommError, Communicator, PeerTimeout
-from orchestrator.cluster.desk import Desk, Mailbox
-from orchestrator.cluster.messages import Abort, Broke, Failed, Form, Leave, Submit, Up
+from orchestrator.cluster.desk import Desk, Mailbox, Requests
+from orchestrator.cluster.messages import Broke, Failed, Form, Leave, Up
 from orchestrator.cluster.mover import Delays
 from orchestrator.cluster.options import EpOptions
 from orchestrator.cluster.plan_process import Planner, PlanProcess
@@ -59,10 +59,14 @@ class Worker:
         *,
         planner: Callable[[], Planner] = PlanProcess,
         launcher: Launcher | None = None,
+        desk: Callable[[Engine, Mailbox], Requests] = Desk,
         wrap: Callable[[Communicator], Communicator] | None = None,
         delays: Delays | None = None,
     ) -> None:
-        """launcher: where device work of overlapped steps goes; None for what the engine takes by itself."""
+        """launcher: where device work of overlapped steps goes; None for what the engine takes by itself.
+
+        desk: makes what takes requests and tells what becomes of them.
+        """
         self.number = number
         self.options, self.model = options.resolved(model.config), model
         self.source: ExpertSource = source
@@ -86,20 +90,20 @@ class Worker:
         self.drafts: DraftExperts | None = None
         if self.engine.runner.drafter is not None and self.options.spread_drafts:
             self.drafts = DraftExperts(config, slots, source)
-        self.desk = Desk(self.engine, mailbox)
+        self.desk = desk(self.engine, mailbox)
         self.rank: Rank | None = None
         self.loads: np.ndarray | None = None  # of the last epoch in which counts were gathered
 
     def run(self) -> None:
         """Serve epochs until told to leave."""
-        self.mailbox.send(Up(os.getpid(), self.model.weights.bytes_read))
+        self.mailbox.send(Up(os.getpid(), self.model.weights.bytes_read, self.desk.layout))
         message: Any = None
         while not isinstance(message, Leave):
             if isinstance(message, Form):
                 message = self._epoch(message)
                 continue
             message = self.mailbox.recv()
-            if isinstance(message, Submit | Abort):  # between two epochs
+            if not isinstance(message, Form | Leave):  # between two epochs
                 self.desk.take(message)
 
     def _epoch(self, form: Form) -> Form | Leave | None:

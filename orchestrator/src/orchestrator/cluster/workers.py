@@ -7,6 +7,7 @@ import multiprocessing.connection
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,25 +49,49 @@ class ProcessWorkers:
     pids: of the processes, by worker.
     """
 
-    def __init__(self, count: int, options: EpOptions, model: ModelConfig, load: Load, wrap: Any = None) -> None:
-        """`load` is called in each process, for a model of that configuration."""
-        place = Path("/dev/shm")
-        self._scratch = tempfile.TemporaryDirectory(prefix="fathom-ep-", dir=place if place.is_dir() else None)
-        self._options, self._model = options, model
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["orchestrator.cluster.process"])
-        self._lines, self._processes = [], []
-        for worker in range(count):
-            here, there = context.Pipe()
-            from orchestrator.cluster.process import main
+    _preload = "orchestrator.cluster.process"
 
-            process = context.Process(target=main, args=(worker, options, load, there, wrap), daemon=True)
-            process.start()
-            there.close()
-            self._lines.append(here)
-            self._processes.append(process)
-        self._open = set(range(count))
-        self.pids = [p.pid for p in self._processes]
+    def __init__(
+        self,
+        count: int,
+        options: EpOptions,
+        model: ModelConfig,
+        load: Load,
+        wrap: Any = None,
+        *,
+        scratch: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        """`load` is called in each process, for a model of that configuration. `scratch`: for links."""
+        self._scratch = scratch or tempfile.TemporaryDirectory(prefix="fathom-ep-", dir=links_folder())
+        self._options, self._model, self._load, self._wrap = options, model, load, wrap
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([self._preload])
+        self._lines: list[multiprocessing.connection.Connection] = []
+        self._processes: list[Any] = []
+        self._open: set[int] = set()
+        self.pids: list[int] = []
+        for _ in range(count):
+            self.start()
+
+    def start(self) -> int:
+        """One process more; returns its number."""
+        worker = len(self._processes)
+        here, there = self._context.Pipe()
+        main, args = self._main(worker)
+        process = self._context.Process(target=main, args=(*args, there), daemon=True)
+        process.start()
+        there.close()
+        self._lines.append(here)
+        self._processes.append(process)
+        self._open.add(worker)
+        self.pids.append(process.pid or 0)
+        return worker
+
+    def _main(self, worker: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """What a process runs, and its arguments before its end of the line."""
+        from orchestrator.cluster.process import main
+
+        return main, (worker, self._options, self._load, self._wrap)
 
     def send(self, worker: int, message: Any) -> None:
         try:
@@ -85,6 +110,8 @@ class ProcessWorkers:
             except (EOFError, OSError):
                 self._open.discard(worker)
                 found.append((worker, GONE))
+        if not by_line:
+            time.sleep(timeout)
         return found
 
     def kill(self, worker: int) -> None:
@@ -104,6 +131,12 @@ class ProcessWorkers:
         for line in self._lines:
             line.close()
         self._scratch.cleanup()
+
+
+def links_folder() -> Path:
+    """Where files that processes share as memory are made."""
+    place = Path("/dev/shm")
+    return place if place.is_dir() else Path(tempfile.gettempdir())
 
 
 class ThreadWorkers:

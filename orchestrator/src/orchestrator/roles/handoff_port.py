@@ -17,6 +17,7 @@ from orchestrator.engine.engine import Engine
 from orchestrator.engine.handoff.handoffs import Handoffs
 from orchestrator.engine.handoff.messages import Form
 from orchestrator.engine.handoff.parts import HandoffRefused
+from orchestrator.engine.prompt_room import has_room
 from orchestrator.engine.request import EngineFull, Event, Finished, TokenOutput
 from orchestrator.engine.sequence import State
 from orchestrator.roles.engine_port import (
@@ -107,6 +108,8 @@ class HandoffPort:
 
     def _begin(self, c: Begin) -> Began:
         key, known = (c.request, c.epoch), len(c.output)
+        if not has_room(self.engine, len(c.spec.prompt) + known):
+            return Began(*key, 0, "no room before other prompts have left")
         name = self._new_name(key)
         try:
             carried = decode_carried(c.spec)

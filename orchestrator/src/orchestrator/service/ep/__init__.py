@@ -1,0 +1,1 @@
+"""Expert-parallel groups of processes behind a prefill or decode role."""

@@ -1,0 +1,61 @@
+"""One rank's port over its engine, whose steps belong to the group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.engine.request import Event
+from orchestrator.engine.sequence import State
+from orchestrator.roles.engine_port import DecodeOutput, Export, Exported, RunDecode, RunPrefill
+from orchestrator.service.streaming_port import StreamingPort
+
+
+class RankPort(StreamingPort):
+    """Carries out commands between steps; what steps bring is noted, and told when it is asked for.
+
+    The engine does not wait for the next `RunDecode`: requests may be ahead of what was told of them.
+    """
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Take note of what a step brought."""
+        self._note(events)
+
+    def is_computed(self, run: RunPrefill) -> bool:
+        """Whether every prompt has come as far as planned, or has ended."""
+        return not any(
+            self._is_behind(self._names.get((c.request, c.epoch)), c.start + c.count, c.final) for c in run.chunks
+        )
+
+    def is_stepping(self, run: RunDecode) -> bool:
+        """Whether the engine computes something for any of these requests."""
+        names = [self._names[key] for key in run.requests if key in self._names]
+        found = [self.engine.find(name) for name in names]
+        return any(s is not None and s.state is not State.LEAVING for s in found)
+
+    def outputs(self, run: RunDecode) -> list[DecodeOutput]:
+        """What came out for these requests and was not told."""
+        outputs = []
+        for key in run.requests:
+            name = self._names.get(key, "")
+            end, tokens = self._ends.get(name), tuple(self._tokens.pop(name, ()))
+            notes = tuple(self._notes.pop(name, ()))
+            if end is not None:
+                outputs.append(DecodeOutput(*key, tokens, end.reason, end.error or "", notes))
+            elif tokens:
+                outputs.append(DecodeOutput(*key, tokens, notes=notes))
+        return outputs
+
+    def has_outputs(self, run: RunDecode) -> bool:
+        """Whether something came out for any of these requests that was not told."""
+        return any(self._names.get(key) in self._tokens or self._names.get(key) in self._ends for key in run.requests)
+
+    def _export(self, c: Export) -> Exported:
+        """All tokens go into the state, those that were not told yet too."""
+        name = self._names.get((c.request, c.epoch), "")
+        if name in self._ends and name not in self._outputs:  # it was decoded here
+            return Exported(c.request, c.epoch, None, (), "it has ended, which the next step tells")
+        exported = super()._export(c)
+        self._note(self.engine.take_events())  # a step in flight was read
+        if exported.manifest is not None:
+            self._tokens.pop(name, None)
+        return exported
