@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import anyio
 from fastapi import FastAPI, HTTPException, Request
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -42,6 +44,7 @@ def create_app(
     *,
     grammars: GrammarCompiler | None = None,
     images: ImageReader | None = None,
+    collectors: Sequence[Collector] = (),
 ) -> FastAPI:
     """The HTTP application over one engine.
 
@@ -51,9 +54,10 @@ def create_app(
         settings: names and limits.
         grammars: the engine's compiler, so that a grammar is compiled once; None makes another.
         images: what reads the images of requests; None refuses them, as for a model of text alone.
+        collectors: further numbers for `/metrics`.
     """
     app = FastAPI(title="Fathom", description=docs.DESCRIPTION, version=docs.version())
-    server = _Server(engine, tokenizer, settings, grammars, images)
+    server = _Server(engine, tokenizer, settings, grammars, images, collectors)
     for path, api, schema in (
         ("/v1/chat/completions", CHAT, docs.CHAT),
         ("/v1/responses", RESPONSES, docs.RESPONSES),
@@ -79,12 +83,13 @@ class _Server:
         settings: ServerSettings,
         grammars: GrammarCompiler | None,
         images: ImageReader | None,
+        collectors: Sequence[Collector],
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.converter = Converter(tokenizer, settings, grammars, images)
         self.images = ImageDesk(self.converter, ImageLimits() if images is None else images.limits)
         self.limits = Limits(settings.max_requests, settings.requests_per_minute, settings.tokens_per_minute)
-        self.metrics = Metrics(engine, self.limits)
+        self.metrics = Metrics(engine, self.limits, collectors)
         self.keys = Keys(settings.api_keys)
         self.workers = anyio.CapacityLimiter(_WORKERS)
         self.started = int(time.time())
@@ -156,7 +161,8 @@ class _Server:
 
     async def metrics_page(self, request: Request) -> Response:
         self.keys.caller(request.headers)
-        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        page = await self._in_worker(self.metrics.render)  # a collector may wait for another thread
+        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

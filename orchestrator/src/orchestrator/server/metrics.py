@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from orchestrator.server.engine_protocol import AsyncEngineProtocol
 from orchestrator.server.image_metrics import ImageCollector
@@ -15,9 +17,9 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    """Counters that the handlers feed, and gauges read from the engine when asked."""
+    """Counters that the handlers feed, gauges read from the engine when asked, and what `collectors` bring."""
 
-    def __init__(self, engine: AsyncEngineProtocol, limits: Limits) -> None:
+    def __init__(self, engine: AsyncEngineProtocol, limits: Limits, collectors: Iterable[Collector] = ()) -> None:
         self.registry = CollectorRegistry()
         own: Any = {"registry": self.registry}
         self.requests = Counter(
@@ -45,6 +47,8 @@ class Metrics:
             Gauge(name, text, **own).set_function(read)
         if getattr(engine, "image_counters", None) is not None:
             self.registry.register(ImageCollector(lambda: engine.image_counters))  # type: ignore[attr-defined]
+        for collector in collectors:
+            self.registry.register(collector)
 
     def render(self) -> bytes:
         """The text format."""

@@ -20,6 +20,7 @@ from orchestrator.commands.errors import UsageError
 from orchestrator.model.config import ModelConfig
 from orchestrator.server import create_app
 from orchestrator.server.settings import ServerSettings
+from orchestrator.service.cluster_metrics import ClusterCollector
 from orchestrator.service.config import ServiceConfig
 from orchestrator.service.front import ClusterEngine
 from orchestrator.service.launch.base import Launcher
@@ -187,7 +188,10 @@ def serve_service(
             settings = settings.model_copy(update={"max_context": engine.context})
             if engine.takes_images:
                 images = ImageReader(model, image_limits or ImageLimits())
-            app = create_app(engine, tokenizer, settings, grammars=engine.grammars, images=images)
+            collectors = [ClusterCollector(front.status)]
+            app = create_app(
+                engine, tokenizer, settings, grammars=engine.grammars, images=images, collectors=collectors
+            )
             add_cluster_routes(app, settings, status=front.status, drain=front.supervisor.drain)
             server = StoppableServer(app, settings, signals, engine.stop_taking, config.cluster.grace, log_level)
             took = time.monotonic() - began

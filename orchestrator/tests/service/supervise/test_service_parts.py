@@ -6,10 +6,12 @@ import threading
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry, generate_latest
 from supervise_kit import Bench, until
 
 from orchestrator.server.errors import ApiError, error_response
 from orchestrator.server.settings import ServerSettings
+from orchestrator.service.cluster_metrics import ClusterCollector
 from orchestrator.service.config import from_values
 from orchestrator.service.routes import add_cluster_routes
 from orchestrator.service.run import threads_of
@@ -108,3 +110,40 @@ def test_engines_share_the_cores(monkeypatch):
     assert threads_of(from_values({"roles": {"prefill": 2, "decode": 1, "encoder": 1}})) == 2
     assert threads_of(from_values({"roles": {"prefill": 9, "decode": 9}})) == 1
     assert threads_of(from_values({"engine": {"threads": 5}})) == 5
+
+
+def worker(name, state, **more):
+    plain = {"held": 0, "memory": 0, "waiting": 0.0, "steps": 0, "restarts": 0, "numbers": {}}
+    return {"name": name, "role": "decode", "state": state, **plain, **more}
+
+
+def test_metrics_show_workers():
+    workers = [
+        worker("decode-0", "gone", held=9),
+        worker("decode-1", "up", held=3, memory=2_000, steps=7, restarts=1, numbers={"bytes in": 5.0}),
+        worker("decode-2", "starting"),
+    ]
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(lambda: {"workers": workers, "entry": {"dropped": {"delivered before": 2}}}))
+
+    def value(metric, worker, **labels):
+        return registry.get_sample_value(metric, {"worker": worker, "role": "decode", **labels})
+
+    assert registry.get_sample_value("fathom_supervisor_up") == 1.0
+    assert [value("fathom_worker_up", f"decode-{n}") for n in range(3)] == [None, 1.0, 0.0]
+    assert value("fathom_worker_requests", "decode-1") == 3.0
+    assert value("fathom_worker_memory_bytes", "decode-1") == 2_000.0
+    assert value("fathom_worker_steps_total", "decode-1") == 7.0
+    assert value("fathom_worker_restarts_total", "decode-1") == 1.0
+    assert value("fathom_worker_number", "decode-1", name="bytes in") == 5.0
+    assert registry.get_sample_value("fathom_entry_dropped_total", {"why": "delivered before"}) == 2.0
+
+
+def test_a_supervisor_that_does_not_answer_is_a_number():
+    def status():
+        raise TimeoutError
+
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(status))
+    assert registry.get_sample_value("fathom_supervisor_up") == 0.0
+    assert "fathom_worker_up" not in generate_latest(registry).decode()
