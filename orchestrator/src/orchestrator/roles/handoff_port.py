@@ -234,6 +234,10 @@ class HandoffPort:
 
     def _rundecode(self, c: RunDecode) -> DecodeDone:
         self._note(self.engine.step())
+        return DecodeDone(c.step, tuple(self._outputs_of(c)))
+
+    def _outputs_of(self, c: RunDecode) -> list[DecodeOutput]:
+        """What came out for these requests and was not told."""
         outputs = []
         for key in c.requests:
             name = self._names.get(key, "")
@@ -243,7 +247,7 @@ class HandoffPort:
                 outputs.append(DecodeOutput(*key, tokens, end.reason, end.error or "", notes))
             elif tokens:
                 outputs.append(DecodeOutput(*key, tokens, notes=notes))
-        return DecodeDone(c.step, tuple(outputs))
+        return outputs
 
     def _note(self, events: Iterable[Event]) -> None:
         for event in events:

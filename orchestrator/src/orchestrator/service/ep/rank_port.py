@@ -34,16 +34,7 @@ class RankPort(StreamingPort):
 
     def outputs(self, run: RunDecode) -> list[DecodeOutput]:
         """What came out for these requests and was not told."""
-        outputs = []
-        for key in run.requests:
-            name = self._names.get(key, "")
-            end, tokens = self._ends.get(name), tuple(self._tokens.pop(name, ()))
-            notes = tuple(self._notes.pop(name, ()))
-            if end is not None:
-                outputs.append(DecodeOutput(*key, tokens, end.reason, end.error or "", notes))
-            elif tokens:
-                outputs.append(DecodeOutput(*key, tokens, notes=notes))
-        return outputs
+        return self._outputs_of(run)
 
     def has_outputs(self, run: RunDecode) -> bool:
         """Whether something came out for any of these requests that was not told."""
