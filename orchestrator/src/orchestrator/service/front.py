@@ -9,18 +9,20 @@ from collections.abc import AsyncGenerator, Iterable
 from itertools import count
 from typing import Any
 
+from orchestrator.cache.chain import ImageRun
 from orchestrator.engine.async_engine import Progress
 from orchestrator.engine.grammar import GrammarCompiler
 from orchestrator.engine.image_spans import PlacedImage
 from orchestrator.engine.request import EngineFull, Event, Finished, SamplingParams
 from orchestrator.model.config import ModelConfig
 from orchestrator.roles.entry import Entry
-from orchestrator.roles.messages import RequestSpec
+from orchestrator.roles.messages import Deliver, DeliverReady, RequestSpec
 from orchestrator.roles.settings import Settings
 from orchestrator.service.answer import Answer
 from orchestrator.service.checks import Checks
 from orchestrator.service.config import ServiceConfig
-from orchestrator.service.entry_loop import EntryLoop, Sender
+from orchestrator.service.entry_loop import Delivery, EntryLoop, Sender
+from orchestrator.service.known_prefixes import KnownPrefixes
 from orchestrator.service.pixels import pack
 from orchestrator.service.shelf import Shelf
 from orchestrator.service.spec import Place, encode_params
@@ -50,6 +52,7 @@ class ClusterEngine:
     Attributes:
         loop: drives the entry. shelf: images that encoders may ask for. grammars: None without tokenizer.
         context: longest request in tokens. takes_images: the service has encoders, and the model is made for them.
+        prefixes: what the workers' common store has, as far as it is known here; None without one.
         failed: why the service cannot work, None if it can. The supervisor may set it, and take it back.
     """
 
@@ -72,6 +75,8 @@ class ClusterEngine:
         self.context, self.takes_images = self.checks.context, self.checks.takes_images
         self.grammars = grammars or (None if tokenizer is None else GrammarCompiler(tokenizer))
         self.shelf = Shelf(shelf_bytes)
+        shared = config.store.kind != "none" and config.engine.prefix_cache != "off"
+        self.prefixes = KnownPrefixes() if shared else None
         self.failed: str | None = None
         self._eos = frozenset({model.eos_token_id, *(() if tokenizer is None else tokenizer.eos_ids)})
         times: dict[str, Any] = dict(config.times)
@@ -131,6 +136,7 @@ class ClusterEngine:
         self._check_open()
         name = f"{self._life}-{next(self._count)}"
         stream = self._streams.enter(request_id, name, self.config.engine.max_waiting)
+        output, finished = list[int](), False
         try:
             matcher = None
             if params.grammar is not None and self.grammars is not None:
@@ -143,17 +149,19 @@ class ClusterEngine:
             if not self._streams.submit(stream, spec):
                 yield answer.aborted()
                 return
-            finished = False
             while not finished:
                 item = await stream.queue.get()
                 if isinstance(item, Exception):
                     raise item
+                self._learn(name, item, output)
                 for event in answer.take(item):
                     finished = isinstance(event, Finished)
                     yield event
         finally:
             self._streams.leave(stream)
             self.shelf.release(name)
+            if self.prefixes is not None:
+                self.prefixes.end(name, output if finished else ())
 
     def abort(self, request_id: str) -> None:
         """Ask for a request to end; returns at once. Its reader gets `Finished`. Unknown ids are no error."""
@@ -187,6 +195,10 @@ class ClusterEngine:
             Place(each.start, size.tokens, size.width, size.height, each.image.digest)
             for each, size in zip(placed, sizes, strict=True)
         )
+        hit = 0
+        if self.prefixes is not None:
+            runs = [ImageRun(each.start, each.tokens, each.digest, each.width, each.height) for each in places]
+            hit = self.prefixes.begin(name, prompt, params.cache_salt, runs)
         grammar = params.grammar
         most = min(params.max_tokens, self.context - len(prompt))
         return RequestSpec(
@@ -195,11 +207,20 @@ class ClusterEngine:
             # Drawn here, so that whoever goes on with the request draws what the one before would have drawn.
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             tenant=params.cache_salt,
+            hit=hit,
             images=images,
             grammar="" if grammar is None else json.dumps([grammar.kind, grammar.after, grammar.text]),
             expected_output=min(most, _EXPECTED_OUTPUT),
             params=encode_params(params, places),
         )
+
+    def _learn(self, name: str, item: Delivery, output: list[int]) -> None:
+        if self.prefixes is None:
+            return
+        if isinstance(item, DeliverReady):
+            self.prefixes.computed(name)
+        elif isinstance(item, Deliver):
+            output.extend(item.tokens)
 
     def _pixels(self, digest: str) -> bytes:
         image = self.shelf.get(digest)

@@ -24,7 +24,7 @@ from orchestrator.roles.messages import RequestSpec, Send, Start, Tick, Wake
 from orchestrator.roles.prefill import PrefillOptions
 from orchestrator.roles.state_parts import KINDS, Manifest, part_of
 from orchestrator.service import messages
-from orchestrator.service.config import EngineSettings, Roles, ServiceConfig
+from orchestrator.service.config import EngineSettings, Roles, ServiceConfig, StoreSettings
 from orchestrator.service.front import ClusterEngine
 
 SETTINGS = Settings(
@@ -349,13 +349,14 @@ class Rig:
         vision: bool = False,
         most_waiting: int = 256,
         settings: Settings = SETTINGS,
+        store: StoreSettings = StoreSettings(),  # noqa: B008
         **counts: int,
     ):
         self.model = seeing() if vision else v41_mini()
         self.cluster = Cluster(script, settings=settings, **counts)
         roles = Roles(encoder=counts.get("encoder", 0))
         self.config = ServiceConfig(
-            roles=roles, engine=EngineSettings(max_waiting=most_waiting, num_blocks=8, max_model_len=512)
+            roles=roles, engine=EngineSettings(max_waiting=most_waiting, num_blocks=8, max_model_len=512), store=store
         )
         grammars = None if tokenizer is None else tokenizer.grammars
         self.engine = ClusterEngine(self.cluster, self.model, tokenizer, self.config, settings, grammars=grammars)

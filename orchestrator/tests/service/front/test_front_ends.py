@@ -1,6 +1,7 @@
 """How requests end otherwise: cancelled, refused, failed, on a lost worker, with the service."""
 
 import asyncio
+import gc
 import threading
 import time
 from dataclasses import replace
@@ -300,3 +301,4 @@ def test_readers_whose_event_loop_is_closed(make_rig):
     rig.cluster.release()
     wait_until(rig.free, what=rig.cluster.holding)
     del reading, source
+    gc.collect()  # here, where it is told that nobody read to the end

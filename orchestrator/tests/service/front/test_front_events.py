@@ -8,6 +8,7 @@ from service_kit_front import PATIENT, Rig, note_of, unreliable, wait_until
 
 from orchestrator.engine.request import Finished, GrammarSpec, Ready, SamplingParams, TokenOutput
 from orchestrator.roles.handoff_port import decode_note
+from orchestrator.service.config import StoreSettings
 
 PROMPT = list(range(3, 40))
 
@@ -36,6 +37,21 @@ def test_order_of_events(make_rig, tokenizer):
 def test_length(make_rig):
     events = asyncio.run(collect(make_rig().engine, max_tokens=2))
     assert len(events) == 4 and events[-1].reason == "length" and events[-1].completion_tokens == 2
+
+
+@pytest.mark.parametrize("kind", ["embedded", "none"])
+def test_roles_are_told_what_a_common_store_has(make_rig, kind):
+    """The second of two equal prompts is planned with what is left to compute of it."""
+    seen = []
+
+    def script(spec):
+        seen.append(spec.hit)
+        return [40, 41]
+
+    rig, prompt = make_rig(script, store=StoreSettings(kind, "somewhere")), list(range(3, 303))
+    for name in ("a", "b"):
+        asyncio.run(collect(rig.engine, name, prompt, max_tokens=2))
+    assert seen[0] == 0 and seen[-1] == (256 if kind == "embedded" else 0)
 
 
 def test_stop_string(make_rig, tokenizer):
