@@ -42,7 +42,7 @@ class Hello(Wire, frozen=True):
         address: of its post. book: version that it has. pid: of the process. held: requests that it holds something of.
         steps: of its engine (router: events) since it began. waiting: seconds since its engine was last asked for
             something that it has not done; 0 while it owes nothing. memory: bytes resident.
-        numbers: whatever else is worth showing, by name.
+        incarnation: under which the router knows it; 0 for a router. numbers: whatever else is worth showing, by name.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Hello(Wire, frozen=True):
     steps: int = 0
     waiting: float = 0.0
     memory: int = 0
+    incarnation: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
 
 

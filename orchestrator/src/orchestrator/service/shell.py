@@ -200,6 +200,7 @@ class Shell:
                 steps=self._handled if engine is None else engine.steps,
                 waiting=self._waiting(now),
                 memory=resident_bytes(),
+                incarnation=core.incarnation if isinstance(core, Worker) else 0,
                 numbers=self._numbers(),
             ),
         )

@@ -228,6 +228,7 @@ class Supervisor:
         assert member.handle is not None
         how = member.handle.poll()
         if how is not None:
+            self._tell_router(member)
             self._ended(member, f"{member.why}; {how}" if member.why else how, now)
             return
         limits = self._cluster
@@ -274,6 +275,11 @@ class Supervisor:
             self.recoveries.append(Recovery(member.name, member.role, member.life + 1, self._wall(), how))
             log.warning("%s (life %d) ended: %s; the next one starts in %g s", member.name, member.life, how, pause)
         self._update_book()
+
+    def _tell_router(self, member: Member) -> None:
+        """A process has ended: what it held goes on elsewhere now, not when its lease is over."""
+        if member.role != "router" and member.hello is not None:
+            self._send("router", Gone(member.name, member.role, member.hello.incarnation))
 
     def _leaves(self, member: Member, now: float) -> None:
         member.become("gone", now)

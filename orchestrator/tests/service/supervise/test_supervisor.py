@@ -52,6 +52,16 @@ def test_next_life_starts_at_once_and_the_dead_one_is_out_of_the_book():
     assert bench.member("decode-0").restarts == 1
 
 
+@pytest.mark.parametrize("name", ["decode-0", "router"])
+def test_router_is_told_at_once_who_has_died(name):
+    bench = Bench().all_up()
+    bench.hello(name, incarnation=1003)
+    bench.handle(name).end = "signal 9"
+    bench.tick(0.1)
+    told = [Gone("decode-0", "decode", 1003)] if name == "decode-0" else []
+    assert bench.said("router", Gone) == told
+
+
 def test_words_of_an_earlier_life_mean_nothing():
     bench = Bench().all_up()
     bench.handle("decode-0").end = "exit 1"
@@ -155,6 +165,7 @@ def test_worker_whose_end_cannot_be_confirmed_is_replaced_regardless():
             bench.hello(name)
         bench.tick(1, talk=False)
     assert bench.lives("decode-1") == [1, 2] and "not confirmed" in bench.member("decode-1").last_exit
+    assert bench.said("router", Gone) == [], "it may still hold requests"
 
 
 def test_start_that_fails_at_once_is_tried_again():
