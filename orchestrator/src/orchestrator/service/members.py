@@ -15,6 +15,7 @@ State = Literal["starting", "up", "draining", "gone", "failed"]
 
 HOUR = 3600.0
 _BACKOFF = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_ROUTER = 2.0  # seconds of pause at most: new requests wait for a router, and it starts in a moment
 _WELL = 60.0  # seconds up after which earlier failures do not slow the next start down
 
 
@@ -65,7 +66,7 @@ class Member:
             self.fails = 0
         pause = _BACKOFF[min(self.fails, len(_BACKOFF) - 1)]
         self.fails += 1
-        return pause
+        return min(pause, _ROUTER) if self.role == "router" else pause
 
     def ended_within_hour(self, now: float) -> int:
         while self.ends and now - self.ends[0] > HOUR:
@@ -84,7 +85,7 @@ class Member:
             "address": self.address,
             "steps": hello.steps if hello is not None else 0,
             "waiting": round(hello.waiting, 3) if hello is not None else 0.0,
-            "held": hello.held if hello is not None else 0,
+            "held": hello.held if hello is not None and self.state != "gone" else 0,
             "memory": hello.memory if hello is not None else 0,
             "restarts": self.restarts,
             "last_exit": self.last_exit,

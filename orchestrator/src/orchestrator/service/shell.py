@@ -93,6 +93,7 @@ class Shell:
             for event in self.events.turn():
                 self._handle(event)
                 if self._status is not None:
+                    self._hello(now)  # the last numbers
                     return self._status
             self._tick(now)
             until = self._hello_at if self._wake_at is None else min(self._hello_at, self._wake_at)

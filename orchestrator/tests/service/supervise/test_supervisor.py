@@ -62,6 +62,15 @@ def test_router_is_told_at_once_who_has_died(name):
     assert bench.said("router", Gone) == told
 
 
+def test_router_never_waits_long_for_its_next_life():
+    bench = Bench().all_up()
+    for life in range(1, 8):
+        bench.hello("router")
+        bench.handle("router").end = "signal 9"
+        bench.tick(2.3)
+        assert bench.lives("router")[-1] == life + 1
+
+
 def test_words_of_an_earlier_life_mean_nothing():
     bench = Bench().all_up()
     bench.handle("decode-0").end = "exit 1"
