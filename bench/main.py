@@ -19,7 +19,7 @@ from bench.discover import ROOT, Entry, Found, discover, select
 from bench.status import CURRENT, STALE, gpus_of, states, states_of_ops
 from kernel_core.bench import Case, append_row, ceilings, check_case, cuda_ceilings, device_ledger, run_case
 
-COMMANDS = ("run", "list", "status", "tables", "plot", "rank", "spec", "profile", "cache", "ep")
+COMMANDS = ("run", "list", "status", "tables", "plot", "rank", "spec", "profile", "cache", "ep", "service")
 _EXAMPLES = """\b
 Examples:
   fathom bench list                          what can be run
@@ -35,6 +35,7 @@ Examples:
   fathom bench profile --steps 8             trace of decode steps for Perfetto
   fathom bench cache --traces FOLDER         the KV cache: hits on traces, index, erasure code
   fathom bench ep --gpus 2                   expert parallelism between the GPUs of this host
+  fathom bench service --quick               several processes under clients and kills
 """
 
 app = typer.Typer(help="Time kernels beside their reference and against measured ceilings.", add_completion=False,
@@ -420,6 +421,56 @@ def ep_command(
 
     try:
         status = command.run(console, gpus, [p for p in parts.split(",") if p], quick, out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if status:
+        raise typer.Exit(status)
+
+
+@app.command("service")
+def service_command(
+    parts: Annotated[
+        str, typer.Option(help="of latency, prefixes, recovery, storm")
+    ] = "latency,prefixes,recovery,storm",
+    clusters: Annotated[str, typer.Option(help="launchers: local, ray, or both")] = "local",
+    prefill: Annotated[int, typer.Option(help="prefill workers", min=1)] = 2,
+    decode: Annotated[int, typer.Option(help="decode workers", min=1)] = 2,
+    encoder: Annotated[int, typer.Option(help="encoders", min=0)] = 1,
+    requests: Annotated[int, typer.Option(help="streaming requests of the storm", min=1)] = 500,
+    at_once: Annotated[int, typer.Option(help="of them at once", min=1)] = 24,
+    mean: Annotated[float, typer.Option(help="seconds between two faults of the storm, in the mean", min=0.1)] = 6.0,
+    kinds: Annotated[str, typer.Option(help="faults of the storm: of kill, pause, drain")] = "kill",
+    leaving: Annotated[float, typer.Option(help="share of clients that go away", min=0.0, max=1.0)] = 0.1,
+    kills: Annotated[int, typer.Option(help="kills a role whose recovery is timed", min=1)] = 3,
+    counts: Annotated[str, typer.Option(help="clients at once whose latency is measured")] = "1,4,16",
+    seed: Annotated[int, typer.Option(help="of requests and faults")] = 1,
+    model: Annotated[str, typer.Option(help="folder of a checkpoint, or v41-mini or v41-nano")] = "v41-mini",
+    device: Annotated[str, typer.Option(help="cpu, or cuda: two engine processes on one GPU")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="try the command; writes no default file")] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file; default: bench/results/service/DEVICE.json")] = None,
+    page: Annotated[Path | None, typer.Option(help="write tables here and pictures beside them")] = None,
+    shown: Annotated[Path | None, typer.Option("--from", help="measure nothing, take the figures of this file")] = None,
+) -> None:
+    """Measure `fathom serve --cluster`: latency, prefixes, recovery after a kill, and many clients while processes die.
+
+    Exits with 1 when a client got anything but what one undisturbed process gives. Examples: `fathom bench service
+    --quick`, `fathom bench service --clusters local,ray --page docs/service_measured.md`, `fathom bench service --parts
+    storm --requests 2000 --kinds kill,pause,drain`, `fathom bench service --device cuda`.
+    """
+    from bench.service import command, figures
+    from bench.service.run import Wanted
+
+    split = lambda text: tuple(part.strip() for part in text.split(",") if part.strip())  # noqa: E731
+    try:
+        if shown is not None:
+            command.write_page(console, figures.load(shown), page or ROOT / "docs" / "service_measured.md")
+            return
+        wanted = Wanted(
+            parts=split(parts), clusters=split(clusters), prefill=prefill, decode=decode, encoder=encoder,
+            requests=requests, at_once=at_once, mean=mean, kinds=split(kinds), leaving=leaving, kills=kills,
+            counts=tuple(_numbers(counts)), model=model, device=_checked(device), seed=seed, quick=quick,
+        )  # fmt: skip
+        status = command.measure(console, wanted, out, page)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if status:

@@ -14,6 +14,7 @@ import pydantic
 
 MODEL = "v41-mini"
 USER = [{"role": "user", "content": "Hi"}]
+ASKING = [{"role": "user", "content": "What is the weather in Paris today?"}]
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
 TOOLS = [{"name": "weather", "input_schema": WEATHER}]
@@ -66,7 +67,9 @@ def messages(url: str, **options: Any) -> dict[str, Any]:
 
 def chat_tool_call(url: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     """The message with the call, and its arguments."""
-    made = open_ai(url).chat.completions.create(model=MODEL, messages=USER, tools=CHAT_TOOLS, **options)
+    made = open_ai(url).chat.completions.create(
+        model=MODEL, messages=ASKING, tools=CHAT_TOOLS, max_tokens=200, **options
+    )
     message = made.choices[0].message
     return message, json.loads(message.tool_calls[0].function.arguments)
 
@@ -74,13 +77,15 @@ def chat_tool_call(url: str, **options: Any) -> tuple[Any, dict[str, Any]]:
 def chat_tool_answer(url: str, message: Any, **options: Any) -> str:
     """What is said to the call's result."""
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
-    history = [*USER, message.model_dump(exclude_none=True), result]
-    answer = open_ai(url).chat.completions.create(model=MODEL, messages=history, tools=CHAT_TOOLS, **options)
-    return answer.choices[0].message.content
+    history = [*ASKING, message.model_dump(exclude_none=True), result]
+    answer = open_ai(url).chat.completions.create(
+        model=MODEL, messages=history, tools=CHAT_TOOLS, max_tokens=200, **options
+    )
+    return answer.choices[0].message.content or ""
 
 
 def messages_tool_call(url: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    with claude(url).messages.stream(model=MODEL, max_tokens=500, tools=TOOLS, messages=USER, **options) as stream:
+    with claude(url).messages.stream(model=MODEL, max_tokens=500, tools=TOOLS, messages=ASKING, **options) as stream:
         message = stream.get_final_message()
     assert message.stop_reason == "tool_use"
     return message, message.content[-1].input
@@ -89,12 +94,12 @@ def messages_tool_call(url: str, **options: Any) -> tuple[Any, dict[str, Any]]:
 def messages_tool_answer(url: str, message: Any, **options: Any) -> str:
     result = {"type": "tool_result", "tool_use_id": message.content[-1].id, "content": "rain"}
     history = [
-        *USER,
+        *ASKING,
         {"role": "assistant", "content": [block.model_dump() for block in message.content]},
         {"role": "user", "content": [result]},
     ]
     made = claude(url).messages.create(model=MODEL, max_tokens=500, tools=TOOLS, messages=history, **options)
-    return made.content[0].text
+    return "".join(block.text for block in made.content if block.type == "text")
 
 
 def structured(url: str, **options: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""A service of several processes under clients and faults: `fathom bench service`."""
