@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 _BLUE, _RED, _GREY = "#2b6cb0", "#c05621", "#718096"
@@ -17,7 +18,7 @@ _SAYS = {
     "start; what a kill costs a stream is its silence.",
     "recovery": "One process is killed while clients stream; the time is until its successor works. Its start is the "
     "import of libraries and the load of the model, on cores that the others compute on. A stream notices only the end "
-    "of its decode worker: it goes on elsewhere once the front has heard nothing for `silence` (4 s).",
+    "of its decode worker: its supervisor tells the router, and the request goes on from its last token elsewhere.",
     "latency": "Each client sends one request after the other. Decode workers that never wait for a prompt give the "
     "later tokens faster; with many clients on so few cores it is the first token that waits for it.",
     "prefixes": "The last row's workers had nothing in their memory: what they hit came from the store of all.",
@@ -96,7 +97,7 @@ def _recovery(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         up = sorted(row["up_s"] for row in some)
         waited, asked = sum(row["stopped"] for row in some), sum(row["flowing"] for row in some)
         lines.append(
-            f"| {shape} | {role} | {len(some)} | {up[len(up) // 2]:.1f} s, {up[-1]:.1f} s | "
+            f"| {shape} | {role} | {len(some)} | {median(up):.1f} s, {up[-1]:.1f} s | "
             f"{max(row['flowing_gap_s'] for row in some):.1f} s | {waited} of {asked} "
             f"| {max(row['gap_s'] for row in some):.1f} s | {sum(len(row['wrong']) for row in some)} |"
         )
@@ -252,5 +253,6 @@ def page(found: Mapping[str, Any], pictures: Sequence[str]) -> str:
         "```",
         "",
     ]
+    lines += [about["note"], ""] if about.get("note") else []
     lines += [line for name in pictures for line in (f"![{name.rpartition('_')[2].partition('.')[0]}]({name})", "")]
     return "\n".join([*lines, *tables(found)]) + "\n"
