@@ -32,7 +32,8 @@ def test_a_router_needs_no_torch():
     code = """
 import sys
 from orchestrator.roles.router import Router
-from orchestrator.service import build_core, shell
+from orchestrator.service.process import build as build_core
+from orchestrator.service.process import shell
 print([m for m in ("torch", "kernel_core.backend", "orchestrator.engine.engine") if m in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

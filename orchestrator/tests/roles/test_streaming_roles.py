@@ -13,7 +13,7 @@ from orchestrator.roles import Decode, DecodeOptions
 from orchestrator.roles.handoff_port import encode_params
 from orchestrator.roles.messages import ClientRequest, Drain, RequestSpec
 from orchestrator.service.config import TransferSettings
-from orchestrator.service.streaming_port import StreamingPort
+from orchestrator.service.ports.streaming import StreamingPort
 from orchestrator.transfer import Times
 
 TIMES = Times(beat=0.2, silence=1.0, lease=3.0)

@@ -31,7 +31,7 @@ def serve_cluster(options: ServeOptions, roles: ClusterOptions, given: frozenset
     limits = image_limits_of(options)
     settings = server_settings(options, name="unnamed", max_context=2, thinking=False, keys=keys)
     if config.cluster.launcher == "ray":
-        from orchestrator.service.launch.ray import import_ray
+        from orchestrator.service.supervise.launch.ray import import_ray
 
         import_ray()
     from orchestrator.server.run import open_socket
@@ -64,7 +64,7 @@ def _with_model(config: ServiceConfig, options: ServeOptions) -> ServiceConfig:
     if config.roles.encoder and model.vision is None:
         raise UsageError(f"--encoder: got {config.roles.encoder}, allowed is 0, as {folder} reads no images")
     try:
-        from orchestrator.service.checks import context_of
+        from orchestrator.service.front.checks import context_of
 
         context_of(model, config.engine)
     except ValueError as error:

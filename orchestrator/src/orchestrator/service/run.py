@@ -20,17 +20,17 @@ from orchestrator.commands.errors import UsageError
 from orchestrator.model.config import ModelConfig
 from orchestrator.server import create_app
 from orchestrator.server.settings import ServerSettings
-from orchestrator.service.cluster_metrics import ClusterCollector
 from orchestrator.service.config import ServiceConfig
-from orchestrator.service.front import ClusterEngine
-from orchestrator.service.launch.base import Launcher
-from orchestrator.service.members import names_of
+from orchestrator.service.front.engine import ClusterEngine
+from orchestrator.service.front.metrics import ClusterCollector
+from orchestrator.service.front.routes import add_cluster_routes
 from orchestrator.service.messages import ProcessRole, WorkerSpec
-from orchestrator.service.post import Post
-from orchestrator.service.routes import add_cluster_routes
-from orchestrator.service.signals import Signals, StoppableServer
-from orchestrator.service.supervisor import Supervisor
-from orchestrator.service.supervisor_thread import SupervisorThread
+from orchestrator.service.post.post import Post
+from orchestrator.service.supervise.launch.base import Launcher
+from orchestrator.service.supervise.members import names_of
+from orchestrator.service.supervise.signals import Signals, StoppableServer
+from orchestrator.service.supervise.supervisor import Supervisor
+from orchestrator.service.supervise.thread import SupervisorThread
 from orchestrator.text.tokenizer import Tokenizer
 from orchestrator.vision import ImageLimits, ImageReader
 
@@ -68,10 +68,10 @@ class Front:
 def make_launcher(config: ServiceConfig, service: str) -> Launcher:
     """Raises UsageError."""
     if config.cluster.launcher == "ray":
-        from orchestrator.service.launch.ray import RayLauncher
+        from orchestrator.service.supervise.launch.ray import RayLauncher
 
         return RayLauncher(config, service)
-    from orchestrator.service.launch.local import LocalLauncher
+    from orchestrator.service.supervise.launch.local import LocalLauncher
 
     return LocalLauncher(config.cluster.host)
 

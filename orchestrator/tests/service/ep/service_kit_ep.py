@@ -32,11 +32,11 @@ from orchestrator.roles.engine_port import (
 )
 from orchestrator.roles.handoff_port import encode_params
 from orchestrator.roles.messages import RequestSpec
-from orchestrator.service.build_core import settings_of
 from orchestrator.service.config import ClusterSettings, EngineSettings, Model, ServiceConfig
-from orchestrator.service.ep_port import EpPort
+from orchestrator.service.ep.port import EpPort
 from orchestrator.service.messages import WorkerSpec
-from orchestrator.service.streaming_port import StreamingPort
+from orchestrator.service.ports.streaming import StreamingPort
+from orchestrator.service.process.build import settings_of
 from orchestrator.text.tokenizer import load_tokenizer
 
 PATIENCE = 240.0  # seconds for an answer, on a machine that does much else

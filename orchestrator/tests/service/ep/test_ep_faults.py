@@ -133,7 +133,7 @@ def test_both_ranks_are_killed(folder, tmp_path, one, expected):
 
 ROLE = """
 import sys, msgspec
-from orchestrator.service.ep_port import EpPort
+from orchestrator.service.ep.port import EpPort
 from orchestrator.service.messages import WorkerSpec
 if __name__ == "__main__":
     port = EpPort(msgspec.json.decode(sys.stdin.readline(), type=WorkerSpec), ranks=2)

@@ -20,7 +20,7 @@ from orchestrator.model.vision.encoder import VisionEncoder
 from orchestrator.roles.engine_port import DecodeDone, RunDecode
 from orchestrator.roles.handoff_port import decode_note
 from orchestrator.roles.messages import Image, RequestSpec
-from orchestrator.service.build_core import settings_of
+from orchestrator.service.process.build import settings_of
 from orchestrator.service.spec import Place, encode_params
 from orchestrator.text.tokenizer import load_tokenizer
 from orchestrator.vision import place

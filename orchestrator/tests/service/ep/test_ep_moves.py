@@ -23,7 +23,7 @@ from orchestrator.roles.engine_port import (
     Thaw,
     Withdraw,
 )
-from orchestrator.service.build_core import settings_of
+from orchestrator.service.process.build import settings_of
 
 COUNT = 3
 

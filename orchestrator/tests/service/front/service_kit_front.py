@@ -25,7 +25,7 @@ from orchestrator.roles.prefill import PrefillOptions
 from orchestrator.roles.state_parts import KINDS, Manifest, part_of
 from orchestrator.service import messages
 from orchestrator.service.config import EngineSettings, Roles, ServiceConfig, StoreSettings
-from orchestrator.service.front import ClusterEngine
+from orchestrator.service.front.engine import ClusterEngine
 
 SETTINGS = Settings(
     beat=0.05,

@@ -11,7 +11,7 @@ from service_kit_front import until, wait_until
 
 from orchestrator.engine.request import EngineFull, Finished, GrammarSpec, Ready, SamplingParams
 from orchestrator.roles.messages import Accepted, Refused, Submit, Tokens
-from orchestrator.service.front import Draining
+from orchestrator.service.front.engine import Draining
 from orchestrator.service.messages import Book
 
 PROMPT = list(range(3, 40))

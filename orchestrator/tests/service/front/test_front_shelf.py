@@ -9,8 +9,8 @@ from service_kit_front import seeing, until, wait_until
 
 from orchestrator.engine.request import EngineFull, SamplingParams
 from orchestrator.model.vision.image import prepare
+from orchestrator.service.front.shelf import Shelf
 from orchestrator.service.pixels import pack
-from orchestrator.service.shelf import Shelf
 from orchestrator.vision import place
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.cache.chain import ImageRun
 from orchestrator.model.config import BLOCK_TOKENS
-from orchestrator.service.known_prefixes import KnownPrefixes
+from orchestrator.service.front.known_prefixes import KnownPrefixes
 
 LONG = list(range(3 * BLOCK_TOKENS + 5))
 

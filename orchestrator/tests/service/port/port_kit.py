@@ -29,8 +29,8 @@ from orchestrator.roles.engine_port import (
 from orchestrator.roles.handoff_port import decode_note
 from orchestrator.roles.messages import Image, RequestSpec
 from orchestrator.service.config import TransferSettings
+from orchestrator.service.ports.streaming import StreamingPort
 from orchestrator.service.spec import Place, encode_params
-from orchestrator.service.streaming_port import StreamingPort
 from orchestrator.transfer import Times
 
 WAIT = 120.0

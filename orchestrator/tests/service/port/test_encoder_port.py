@@ -18,8 +18,8 @@ from orchestrator.model.vision import prepare
 from orchestrator.model.vision.encoder import VisionEncoder
 from orchestrator.roles.engine_port import Begin, Drop, Dropped, Encode, EncodeDone, Reform, Reformed
 from orchestrator.roles.messages import Image
-from orchestrator.service.encoder_port import EncoderPort
 from orchestrator.service.pixels import pack, unpack
+from orchestrator.service.ports.encoder import EncoderPort
 
 
 @pytest.fixture(scope="module")

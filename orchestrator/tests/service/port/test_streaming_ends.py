@@ -46,7 +46,7 @@ from orchestrator.roles.engine_port import (
     Withdraw,
 )
 from orchestrator.roles.state_parts import part_of
-from orchestrator.service.tickets import Announced, pack, unpack, unpack_announced
+from orchestrator.service.ports.tickets import Announced, pack, unpack, unpack_announced
 from orchestrator.transfer import Times
 
 PROMPT = prompt_of(400, 1)

@@ -38,10 +38,10 @@ from orchestrator.model.vision import prepare
 from orchestrator.roles.engine_port import Drop, Dropped, Encode, Export, Exported, Loaded, Withdraw
 from orchestrator.roles.messages import Image
 from orchestrator.service.config import TransferSettings
-from orchestrator.service.encoder_port import EncoderPort
 from orchestrator.service.pixels import pack as pack_pixels
-from orchestrator.service.streaming_port import StreamingPort
-from orchestrator.service.tickets import unpack
+from orchestrator.service.ports.encoder import EncoderPort
+from orchestrator.service.ports.streaming import StreamingPort
+from orchestrator.service.ports.tickets import unpack
 from orchestrator.transfer import Times
 from orchestrator.vision import place
 

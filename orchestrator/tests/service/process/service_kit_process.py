@@ -27,7 +27,7 @@ from orchestrator.roles.engine_port import (
 )
 from orchestrator.service.config import ServiceConfig
 from orchestrator.service.messages import Hello, WorkerSpec
-from orchestrator.service.post import Post
+from orchestrator.service.post.post import Post
 
 SECRET = b"of this service, 32 bytes long.."
 LONG = 60.0  # seconds; nothing here takes as many, but on a machine that does much else

@@ -8,9 +8,9 @@ import pytest
 from service_kit_process import SECRET
 
 from orchestrator.roles import Router
-from orchestrator.service.build_core import build, cost_of, policy_of, settings_of
 from orchestrator.service.config import EngineSettings, Model, ServiceConfig
 from orchestrator.service.messages import WorkerSpec
+from orchestrator.service.process.build import build, cost_of, policy_of, settings_of
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_a_router_without_an_engine(folder):
 def test_costs_of_a_cpu_keep_steps_short():
     """What a worker takes at once is read within the time for an answer, however slow the CPU."""
     from orchestrator.roles import Settings
-    from orchestrator.service.build_core import CPU_QUOTA
+    from orchestrator.service.process.build import CPU_QUOTA
 
     slow = 200  # tokens a second
     assert CPU_QUOTA.tokens / slow < Settings().answer
@@ -89,6 +89,6 @@ def test_no_model(tmp_path):
 
 def test_nothing_is_imported_before_the_threads_are_set():
     """PyTorch takes its number of threads from the environment when it is imported."""
-    code = "import orchestrator.service.process, sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import orchestrator.service.process.main, sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert said.stdout.split() == ["False", "False"]

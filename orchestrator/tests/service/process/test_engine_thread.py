@@ -18,8 +18,8 @@ from orchestrator.roles.engine_port import (
     RunPrefill,
 )
 from orchestrator.roles.messages import RequestSpec
-from orchestrator.service import engine_thread
-from orchestrator.service.engine_thread import EngineThread
+from orchestrator.service.process import engine_thread
+from orchestrator.service.process.engine_thread import EngineThread
 
 SPEC = RequestSpec((1, 2, 3), 4)
 

@@ -7,10 +7,10 @@ import pytest
 import zmq
 from service_kit_process import LONG, SECRET, Heard, until
 
-from orchestrator.service import post as post_module
 from orchestrator.service.messages import Book, Leave, Pixels, encode
-from orchestrator.service.post import Post
-from orchestrator.service.post_wire import mac_of
+from orchestrator.service.post import post as post_module
+from orchestrator.service.post.post import Post
+from orchestrator.service.post.wire import mac_of
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_peer_that_comes_back_at_the_same_address(make):
 
 
 def test_a_full_queue_drops_and_never_waits(make, monkeypatch):
-    from orchestrator.service import post_queue
+    from orchestrator.service.post import queue as post_queue
 
     monkeypatch.setattr(post_queue, "MOST_MESSAGES", 50)
     a, _ = make()
@@ -254,7 +254,7 @@ def test_a_full_queue_drops_and_never_waits(make, monkeypatch):
 
 
 def test_bytes_that_wait_are_bounded(make, monkeypatch):
-    from orchestrator.service import post_queue
+    from orchestrator.service.post import queue as post_queue
 
     monkeypatch.setattr(post_queue, "MOST_BYTES", 100_000)
     a, _ = make()
@@ -264,7 +264,7 @@ def test_bytes_that_wait_are_bounded(make, monkeypatch):
 
 
 def test_what_waits_too_long_is_dropped(make, monkeypatch):
-    from orchestrator.service import post_queue
+    from orchestrator.service.post import queue as post_queue
 
     monkeypatch.setattr(post_queue, "MOST_AGE", 0.01)
     a, _ = make()

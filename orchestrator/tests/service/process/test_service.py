@@ -13,13 +13,13 @@ from orchestrator.engine.request import SamplingParams, TokenOutput
 from orchestrator.roles import Decode, DecodeOptions, Entry, Prefill, Router, Settings
 from orchestrator.roles.handoff_port import HandoffPort, encode_params
 from orchestrator.roles.messages import Deliver, DeliverEnd, RequestSpec
-from orchestrator.service.build_core import policy_of
 from orchestrator.service.config import ClusterSettings, EngineSettings, Model, ServiceConfig
-from orchestrator.service.entry_loop import EntryLoop
+from orchestrator.service.front.entry_loop import EntryLoop
 from orchestrator.service.messages import Book
-from orchestrator.service.post import Post
-from orchestrator.service.shell import Shell
-from orchestrator.service.shell_events import ShellEvents
+from orchestrator.service.post.post import Post
+from orchestrator.service.process.build import policy_of
+from orchestrator.service.process.events import ShellEvents
+from orchestrator.service.process.shell import Shell
 
 TIMES = {"settle": 1.1, "first_token": LONG, "answer": LONG, "admit": LONG}
 REQUESTS = {

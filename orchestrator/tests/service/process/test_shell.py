@@ -20,12 +20,12 @@ from orchestrator.roles.messages import (
     Submit,
     WorkFailed,
 )
-from orchestrator.service import shell as shell_module
 from orchestrator.service.config import ServiceConfig
 from orchestrator.service.messages import Book, Hello, Leave, Pixels
-from orchestrator.service.post import Post
-from orchestrator.service.shell import Shell
-from orchestrator.service.shell_events import ShellEvents
+from orchestrator.service.post.post import Post
+from orchestrator.service.process import shell as shell_module
+from orchestrator.service.process.events import ShellEvents
+from orchestrator.service.process.shell import Shell
 
 from service_kit_process import SECRET  # isort: skip
 

@@ -148,7 +148,7 @@ def main(spec: dict[str, Any]) -> None:
     import torch
 
     from orchestrator.service.config import from_values
-    from orchestrator.service.store import shared_store
+    from orchestrator.service.store.shared import shared_store
 
     torch.set_num_threads(1)
     logging.basicConfig()

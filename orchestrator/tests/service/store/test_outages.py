@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from service_kit_store import Worker, prompt_of, same, until
 
-from orchestrator.service.io_process import Places
+from orchestrator.service.store.io_process import Places
 
 QUICK = {"answer_s": 0.3, "deadline_s": 0.3}
 _fresh = count(1000)

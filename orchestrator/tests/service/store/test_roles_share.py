@@ -14,7 +14,7 @@ from orchestrator.cache.store.embedded import EmbeddedStore
 from orchestrator.commands.prefix import name_model
 from orchestrator.engine.handoff.handoffs import Handoffs
 from orchestrator.engine.request import SamplingParams, TokenOutput
-from orchestrator.service.store import share
+from orchestrator.service.store.shared import share
 
 
 @pytest.fixture

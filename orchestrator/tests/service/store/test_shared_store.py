@@ -74,7 +74,7 @@ def test_the_process_outlives_its_starter_and_ends_with_the_last_worker(start, c
 
 
 def test_what_was_left_in_memory_goes_with_the_next_start(start, configured, machines, tmp_path) -> None:
-    from orchestrator.service.io_process import Places
+    from orchestrator.service.store.io_process import Places
 
     config, (one, _) = configured("embedded"), machines("embedded")
     gone = Places(tmp_path / "gone")
@@ -88,7 +88,7 @@ def test_what_was_left_in_memory_goes_with_the_next_start(start, configured, mac
 
 def test_settings_that_cannot_be_are_named(nano_path, tmp_path) -> None:
     from orchestrator.service.config import StoreSettings
-    from orchestrator.service.store import check_store
+    from orchestrator.service.store.shared import check_store
 
     for settings, words in (
         (StoreSettings(kind="embedded"), r"store\.folder: got , allowed is a folder"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.service.config import ServiceConfig, from_values
 from orchestrator.service.messages import Book, Hello, Leave, WorkerSpec
-from orchestrator.service.supervisor import Supervisor
+from orchestrator.service.supervise.supervisor import Supervisor
 
 
 class FakeHandle:

@@ -9,8 +9,8 @@ import pytest
 from supervise_kit import BREEDS, DRAINS, FAILS, WAITS, alive, file_of, python, spec_of, until
 
 from orchestrator.service.config import ServiceConfig
-from orchestrator.service.launch.base import how_it_ended
-from orchestrator.service.launch.local import LocalLauncher
+from orchestrator.service.supervise.launch.base import how_it_ended
+from orchestrator.service.supervise.launch.local import LocalLauncher
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path):
         sys.path.insert(0, {str(__file__.rsplit("/", 1)[0])!r})
         from supervise_kit import WAITS, python, spec_of
         from orchestrator.service.config import ServiceConfig
-        from orchestrator.service.launch.local import LocalLauncher
+        from orchestrator.service.supervise.launch.local import LocalLauncher
         handle = LocalLauncher(command=python(WAITS)).start(
             spec_of(ServiceConfig(), "decode-0", "decode", 1, {str(tmp_path)!r}))
         print(handle.pid, flush=True)

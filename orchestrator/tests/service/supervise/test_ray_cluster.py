@@ -14,7 +14,7 @@ import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 os.environ.update(RAY_health_check_period_ms="1000", RAY_health_check_timeout_ms="2000")
 from supervise_kit import WAITS, from_values, python, spec_of, until
-from orchestrator.service.launch.ray import RayLauncher, import_ray
+from orchestrator.service.supervise.launch.ray import RayLauncher, import_ray
 
 import_ray()
 from ray.cluster_utils import Cluster

@@ -21,7 +21,7 @@ DRIVER = """
 import sys
 sys.path.insert(0, {kit!r})
 from supervise_kit import DRAINS, WAITS, from_values, python, spec_of
-from orchestrator.service.launch.ray import RayLauncher
+from orchestrator.service.supervise.launch.ray import RayLauncher
 config = from_values({config!r})
 launcher = RayLauncher(config, "test", python({child}))
 handles = dict()
@@ -80,7 +80,7 @@ def ancestors(pid):
 
 
 def test_missing_ray_says_how_to_get_it(monkeypatch):
-    from orchestrator.service.launch.ray import import_ray
+    from orchestrator.service.supervise.launch.ray import import_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'pip install "ray>=2.58"'):
@@ -88,7 +88,8 @@ def test_missing_ray_says_how_to_get_it(monkeypatch):
 
 
 def test_ray_is_not_imported_unless_asked_for():
-    code = "import sys, orchestrator.service.run, orchestrator.service.launch.ray; print('ray' in sys.modules)"
+    modules = "sys, orchestrator.service.run, orchestrator.service.supervise.launch.ray"
+    code = f"import {modules}; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr
 
@@ -152,7 +153,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(driver):
 def test_cluster_without_room_is_refused(tmp_path):
     code = f"""
         from orchestrator.service.config import from_values
-        from orchestrator.service.launch import ray
+        from orchestrator.service.supervise.launch import ray
         ray._PLACE = 3.0
         try:
             ray.RayLauncher(from_values({ {**CONFIG, "cluster": {"launcher": "ray", "gpus": 1000.0}}!r}), "test")

@@ -11,12 +11,12 @@ from supervise_kit import Bench, until
 
 from orchestrator.server.errors import ApiError, error_response
 from orchestrator.server.settings import ServerSettings
-from orchestrator.service.cluster_metrics import ClusterCollector
 from orchestrator.service.config import from_values
-from orchestrator.service.routes import add_cluster_routes
+from orchestrator.service.front.metrics import ClusterCollector
+from orchestrator.service.front.routes import add_cluster_routes
 from orchestrator.service.run import threads_of
-from orchestrator.service.signals import Signals, StoppableServer
-from orchestrator.service.supervisor_thread import SupervisorThread
+from orchestrator.service.supervise.signals import Signals, StoppableServer
+from orchestrator.service.supervise.thread import SupervisorThread
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.cluster.options import PLANS, EpOptions
 from orchestrator.engine.config import EngineConfig
 from orchestrator.model.config import BLOCK_TOKENS
-from orchestrator.service.build_core import settings_of
 from orchestrator.service.config import EngineSettings
+from orchestrator.service.process.build import settings_of
 
 
 def ep_options(

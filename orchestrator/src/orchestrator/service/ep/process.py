@@ -18,7 +18,7 @@ from orchestrator.cluster.process import Load
 from orchestrator.cluster.worker import Worker, failure
 from orchestrator.service.ep.rank_desk import RankDesk
 from orchestrator.service.messages import WorkerSpec
-from orchestrator.service.parent import die_with_parent
+from orchestrator.service.process.parent import die_with_parent
 
 if TYPE_CHECKING:
     from orchestrator.engine.engine import Engine
@@ -42,7 +42,7 @@ class StreamingRank:
 
         spec, folder = self.spec, Path(self.spec.folder)
         if spec.config.store.kind != "none":
-            from orchestrator.service.store import shared_store
+            from orchestrator.service.store.shared import shared_store
 
             closers.enter_context(shared_store(spec.config, engine, Path(spec.config.model.path), folder))
         node = spec.node or spec.host

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from orchestrator.engine.request import Event
 from orchestrator.engine.sequence import State
 from orchestrator.roles.engine_port import DecodeOutput, Export, Exported, RunDecode, RunPrefill
-from orchestrator.service.streaming_port import StreamingPort
+from orchestrator.service.ports.streaming import StreamingPort
 
 
 class RankPort(StreamingPort):

@@ -14,9 +14,9 @@ from typing import Any
 
 from orchestrator.roles.messages import Gone, LoadReport
 from orchestrator.service.config import ServiceConfig
-from orchestrator.service.launch.base import Launcher
-from orchestrator.service.members import Member, Recovery, names_of
 from orchestrator.service.messages import Book, Hello, Leave, ProcessRole, WorkerSpec
+from orchestrator.service.supervise.launch.base import Launcher
+from orchestrator.service.supervise.members import Member, Recovery, names_of
 
 log = logging.getLogger("orchestrator.service")
 

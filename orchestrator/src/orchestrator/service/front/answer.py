@@ -7,7 +7,7 @@ from orchestrator.engine.request import EngineFull, Event, Finished, FinishReaso
 from orchestrator.engine.text_stream import TextStream
 from orchestrator.roles.handoff_port import decode_note
 from orchestrator.roles.messages import Deliver, DeliverEnd, DeliverReady
-from orchestrator.service.entry_loop import Delivery
+from orchestrator.service.front.entry_loop import Delivery
 from orchestrator.text.tokenizer import Tokenizer
 
 

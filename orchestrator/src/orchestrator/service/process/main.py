@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from orchestrator.service.parent import die_with_parent, on_terminate, watch_parent
+from orchestrator.service.process.parent import die_with_parent, on_terminate, watch_parent
 
 CANNOT_START = 2
 _LAST = 30.0  # seconds that leaving may take once nothing is held any more
@@ -63,11 +63,11 @@ def run(line: bytes, terminator: _Terminator) -> int:
     )
     import msgspec
 
-    from orchestrator.service.build_core import build
     from orchestrator.service.messages import WantPixels, WorkerSpec
-    from orchestrator.service.post import Post
-    from orchestrator.service.shell import Shell
-    from orchestrator.service.shell_events import ShellEvents
+    from orchestrator.service.post.post import Post
+    from orchestrator.service.process.build import build
+    from orchestrator.service.process.events import ShellEvents
+    from orchestrator.service.process.shell import Shell
 
     try:
         spec = msgspec.json.decode(line, type=WorkerSpec)
@@ -119,7 +119,3 @@ def _end(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

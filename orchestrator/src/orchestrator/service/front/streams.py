@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.engine.request import EngineFull
 from orchestrator.roles.messages import DeliverEnd, DeliverReady, RequestSpec
-from orchestrator.service.entry_loop import Delivery
+from orchestrator.service.front.entry_loop import Delivery
 
 Item = Delivery | Exception
 

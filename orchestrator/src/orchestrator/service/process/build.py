@@ -119,7 +119,7 @@ def _engine(spec: WorkerSpec, settings: Settings, stack: ExitStack) -> tuple[Cor
     config, prefill = spec.config, spec.role == "prefill"
     ranks = config.roles.prefill_ep if prefill else config.roles.decode_ep
     if ranks > 1:
-        from orchestrator.service.ep_port import EpPort
+        from orchestrator.service.ep.port import EpPort
 
         port: Any = EpPort(spec, ranks=ranks)
         numbers = port.numbers
@@ -127,10 +127,10 @@ def _engine(spec: WorkerSpec, settings: Settings, stack: ExitStack) -> tuple[Cor
         engine = _load(spec)
         folder, store = Path(spec.folder), None
         if config.store.kind != "none":
-            from orchestrator.service.store import shared_store
+            from orchestrator.service.store.shared import shared_store
 
             store = stack.enter_context(shared_store(config, engine, Path(config.model.path), folder, host=spec.host))
-        from orchestrator.service.streaming_port import StreamingPort
+        from orchestrator.service.ports.streaming import StreamingPort
 
         room = config.engine.num_blocks * BLOCK_TOKENS
         port = StreamingPort(
@@ -200,7 +200,7 @@ def _counted(engine: Engine) -> dict[str, float]:
 def _encoder(
     spec: WorkerSpec, settings: Settings, ask: Ask, stack: ExitStack
 ) -> tuple[Core, Any, Callable[[], dict[str, float]]]:
-    from orchestrator.service.encoder_port import EncoderPort
+    from orchestrator.service.ports.encoder import EncoderPort
 
     port: Any = EncoderPort(Path(spec.config.model.path), ask, device=spec.config.engine.device)
     stack.callback(port.close)

@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.cache.client import CacheClient
 from orchestrator.cache.io.process import KEEP_BUFFERS
-from orchestrator.service.io_process import Places
+from orchestrator.service.store.io_process import Places
 
 _log = logging.getLogger(__name__)
 _TURN_S = 0.25
@@ -107,7 +107,8 @@ class IoKeeper:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return
-            command = [sys.executable, "-m", "orchestrator.service.io_process", json.dumps({**self.spec, "lock": lock})]
+            spec = json.dumps({**self.spec, "lock": lock})
+            command = [sys.executable, "-m", "orchestrator.service.store.io_process", spec]
             environment = {**KEEP_BUFFERS, **os.environ}
             with self.places.log.open("ab") as log:
                 # A session of its own: signals for a worker's group are not for it.

@@ -33,11 +33,11 @@ from orchestrator.roles.engine_port import (
 from orchestrator.roles.handoff_port import HandoffPort
 from orchestrator.roles.messages import Key
 from orchestrator.roles.state_parts import KINDS, Kind
-from orchestrator.service.arrivals import Arrivals, NotLoaded
 from orchestrator.service.config import TransferSettings
-from orchestrator.service.departures import Departures
-from orchestrator.service.doors import Doors
-from orchestrator.service.embeddings import adopt_embeddings
+from orchestrator.service.ports.arrivals import Arrivals, NotLoaded
+from orchestrator.service.ports.departures import Departures
+from orchestrator.service.ports.doors import Doors
+from orchestrator.service.ports.embeddings import adopt_embeddings
 from orchestrator.service.spec import Carried
 from orchestrator.transfer import Limits, Times
 

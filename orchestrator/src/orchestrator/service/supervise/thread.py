@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from orchestrator.service.supervisor import Supervisor
+from orchestrator.service.supervise.supervisor import Supervisor
 
 log = logging.getLogger("orchestrator.service")
 T = TypeVar("T")

@@ -18,15 +18,15 @@ from orchestrator.model.config import ModelConfig
 from orchestrator.roles.entry import Entry
 from orchestrator.roles.messages import Deliver, DeliverReady, RequestSpec
 from orchestrator.roles.settings import Settings
-from orchestrator.service.answer import Answer
-from orchestrator.service.checks import Checks
 from orchestrator.service.config import ServiceConfig
-from orchestrator.service.entry_loop import Delivery, EntryLoop, Sender
-from orchestrator.service.known_prefixes import KnownPrefixes
+from orchestrator.service.front.answer import Answer
+from orchestrator.service.front.checks import Checks
+from orchestrator.service.front.entry_loop import Delivery, EntryLoop, Sender
+from orchestrator.service.front.known_prefixes import KnownPrefixes
+from orchestrator.service.front.shelf import Shelf
+from orchestrator.service.front.streams import Streams
 from orchestrator.service.pixels import pack
-from orchestrator.service.shelf import Shelf
 from orchestrator.service.spec import Place, encode_params
-from orchestrator.service.streams import Streams
 from orchestrator.text.tokenizer import Tokenizer
 
 _EXPECTED_OUTPUT = 256  # tokens that placement plans with at most

@@ -11,9 +11,9 @@ from orchestrator.engine.handoff.parts import HandoffRefused
 from orchestrator.model.batch import StepBatch
 from orchestrator.roles.engine_port import Begin, Export, Load
 from orchestrator.roles.messages import Key
-from orchestrator.service.doors import Doors
-from orchestrator.service.shipment import Shipment
-from orchestrator.service.tickets import HANDOFF_BYTES, Ticket
+from orchestrator.service.ports.doors import Doors
+from orchestrator.service.ports.shipment import Shipment
+from orchestrator.service.ports.tickets import HANDOFF_BYTES, Ticket
 from orchestrator.transfer import TransferFailed
 
 

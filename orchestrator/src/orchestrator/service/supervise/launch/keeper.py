@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 import msgspec
 
-from orchestrator.service.launch.child import Child
 from orchestrator.service.messages import WorkerSpec
+from orchestrator.service.supervise.launch.child import Child
 
 
 class _Life:

@@ -44,7 +44,7 @@ from orchestrator.service.ep.ranks import RankProcesses
 from orchestrator.service.ep.routes import Routes
 from orchestrator.service.ep.runs import Runs
 from orchestrator.service.messages import WorkerSpec
-from orchestrator.service.store import check_store
+from orchestrator.service.store.shared import check_store
 
 _log = logging.getLogger(__name__)
 _TICK = 0.05  # seconds

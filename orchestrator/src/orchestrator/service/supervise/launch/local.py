@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from orchestrator.service.launch.base import how_it_ended
-from orchestrator.service.launch.child import COMMAND, Child
 from orchestrator.service.messages import WorkerSpec
+from orchestrator.service.supervise.launch.base import how_it_ended
+from orchestrator.service.supervise.launch.child import COMMAND, Child
 
 
 class LocalHandle:

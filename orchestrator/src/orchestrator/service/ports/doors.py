@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from orchestrator.service.config import LinkKind
-from orchestrator.service.tickets import Ticket
+from orchestrator.service.ports.tickets import Ticket
 from orchestrator.transfer import (
     Limits,
     LinkBroken,

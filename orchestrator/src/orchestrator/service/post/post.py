@@ -20,8 +20,8 @@ import zmq
 
 from kernel_core.check import require
 from orchestrator.service.messages import decode, encode
-from orchestrator.service.post_queue import Letter, PostQueue
-from orchestrator.service.post_wire import bind, mac_of, set_up
+from orchestrator.service.post.queue import Letter, PostQueue
+from orchestrator.service.post.wire import bind, mac_of, set_up
 
 MOST_BYTES = 64 << 20  # of one message
 MOST_LOCAL = 65_536  # messages to parties of this process that wait

@@ -16,10 +16,10 @@ from typing import Any
 
 from orchestrator.commands.errors import UsageError
 from orchestrator.service.config import ServiceConfig
-from orchestrator.service.launch.child import COMMAND
-from orchestrator.service.launch.keeper import ACTORS
-from orchestrator.service.launch.ray_handle import RayHandle
 from orchestrator.service.messages import WorkerSpec
+from orchestrator.service.supervise.launch.child import COMMAND
+from orchestrator.service.supervise.launch.keeper import ACTORS
+from orchestrator.service.supervise.launch.ray_handle import RayHandle
 
 _INIT = 120.0  # seconds, on a machine that is busy
 _PLACE = 60.0  # for the placement group

@@ -9,7 +9,7 @@ from orchestrator.cache.block_object import Buffer
 from orchestrator.engine.handoff.outgoing import Outgoing
 from orchestrator.engine.handoff.parts import HandoffRefused
 from orchestrator.roles.state_parts import KINDS
-from orchestrator.service.tickets import Announced, Ticket, pack
+from orchestrator.service.ports.tickets import Announced, Ticket, pack
 from orchestrator.transfer import Offered, TransferFailed
 
 

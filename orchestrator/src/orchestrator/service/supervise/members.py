@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.service.config import Roles
-from orchestrator.service.launch.base import Handle
 from orchestrator.service.messages import Hello, ProcessRole
+from orchestrator.service.supervise.launch.base import Handle
 
 State = Literal["starting", "up", "draining", "gone", "failed"]
 

@@ -1,4 +1,4 @@
-"""The I/O process of a machine's workers: `python -m orchestrator.service.io_process SPEC`.
+"""The I/O process of a machine's workers: `python -m orchestrator.service.store.io_process SPEC`.
 
 Whichever worker finds none starts it (`IoKeeper`). It belongs to none of them: it goes on when its starter is killed,
 and ends once it has had no worker for some seconds, so also when all of them were killed. It holds a lock of the

@@ -13,10 +13,10 @@ from orchestrator.engine.handoff.parts import HandoffRefused
 from orchestrator.roles.engine_port import Expect, Load
 from orchestrator.roles.messages import Key
 from orchestrator.roles.state_parts import Kind, Manifest
-from orchestrator.service.departures import labels_of
-from orchestrator.service.doors import Doors
-from orchestrator.service.fetch import Fetch
-from orchestrator.service.tickets import Announced, Ticket, unpack, unpack_announced
+from orchestrator.service.ports.departures import labels_of
+from orchestrator.service.ports.doors import Doors
+from orchestrator.service.ports.fetch import Fetch
+from orchestrator.service.ports.tickets import Announced, Ticket, unpack, unpack_announced
 from orchestrator.transfer import Limits, Times
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Literal
 
-from orchestrator.service.tickets import Ticket
+from orchestrator.service.ports.tickets import Ticket
 from orchestrator.transfer import Limits, Receiver, Times, TransferFailed
 from orchestrator.transfer.link import Dial
 

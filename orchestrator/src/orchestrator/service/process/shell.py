@@ -15,11 +15,11 @@ from orchestrator.roles.engine_port import EnginePort, is_command
 from orchestrator.roles.messages import Drain, Exit, Send, Start, Tick, Wake
 from orchestrator.roles.router import Router
 from orchestrator.roles.worker import Worker
-from orchestrator.service.engine_thread import EngineThread
-from orchestrator.service.memory import resident_bytes
 from orchestrator.service.messages import Book, Hello, Leave, Pixels, WorkerSpec
-from orchestrator.service.post import Post
-from orchestrator.service.shell_events import ShellEvents
+from orchestrator.service.post.post import Post
+from orchestrator.service.process.engine_thread import EngineThread
+from orchestrator.service.process.events import ShellEvents
+from orchestrator.service.process.memory import resident_bytes
 
 SUPERVISOR = "supervisor"
 FLUSH = 2.0  # seconds that the last messages have

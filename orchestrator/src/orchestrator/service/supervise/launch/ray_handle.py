@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orchestrator.service.launch.base import how_it_ended
 from orchestrator.service.messages import WorkerSpec
+from orchestrator.service.supervise.launch.base import how_it_ended
 
 if TYPE_CHECKING:
-    from orchestrator.service.launch.ray import RayLauncher
+    from orchestrator.service.supervise.launch.ray import RayLauncher
 
 _ANSWER = 5.0  # seconds that a keeper has for a short call
 

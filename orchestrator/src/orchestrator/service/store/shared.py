@@ -16,8 +16,8 @@ from orchestrator.cache.block_object import HEADER_BYTES
 from orchestrator.cache.client import CacheClient
 from orchestrator.cache.layout import BlockLayout
 from orchestrator.service.config import ServiceConfig, StoreSettings
-from orchestrator.service.io_keeper import IoKeeper
-from orchestrator.service.io_process import LINGER_S, Places
+from orchestrator.service.store.io_keeper import IoKeeper
+from orchestrator.service.store.io_process import LINGER_S, Places
 
 if TYPE_CHECKING:
     from orchestrator.engine.engine import Engine

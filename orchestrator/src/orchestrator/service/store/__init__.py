@@ -1,0 +1,1 @@
+"""The store of cache blocks that all workers of a service share."""
