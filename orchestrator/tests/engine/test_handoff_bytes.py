@@ -141,6 +141,7 @@ LOCAL = {
     "fetch_first",
     "stored",
     "snapped",
+    "unshared",
 }
 REFUSED = {"recorder"}
 
