@@ -29,8 +29,6 @@ from orchestrator.service.pixels import pack
 from orchestrator.service.spec import Place, encode_params
 from orchestrator.text.tokenizer import Tokenizer
 
-_ATTEMPTS = 16
-"""Epochs that a request may fail in a row: who dies ends one of all that wait for it, whoever is to blame."""
 _EXPECTED_OUTPUT = 256  # tokens that placement plans with at most
 _SHELF_BYTES = 1 << 30
 
@@ -81,7 +79,7 @@ class ClusterEngine:
         self.prefixes = KnownPrefixes() if shared else None
         self.failed: str | None = None
         self._eos = frozenset({model.eos_token_id, *(() if tokenizer is None else tokenizer.eos_ids)})
-        times: dict[str, Any] = {"attempts": _ATTEMPTS, **config.times}
+        times: dict[str, Any] = dict(config.times)
         self.entry = Entry(name, settings or Settings(**times))
         self.loop = EntryLoop(
             self.entry,
