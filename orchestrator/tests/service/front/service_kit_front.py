@@ -8,6 +8,7 @@ import json
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,7 @@ PATIENT = replace(
     tombstone=100.0,
 )  # for many requests on a busy machine
 POLICY = RouterPolicy(limits=Limits(context=4096, pool=1 << 20, target=1e6, most_waiting=10_000), load=0.0)
+_LOOK = 0.002  # seconds between looks for messages of the front
 Script = Callable[[RequestSpec], list[int]]
 Fate = Callable[[str, str, Any], list[float]]
 
@@ -191,6 +193,7 @@ class Cluster:
         self._wakes: dict[str, float] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._answers: list[tuple[str, str, int, Callable[[], Any]]] = []  # that are held
+        self._from_front: deque[tuple[str, Any]] = deque()
         self._count, self._stop = count(), False
         self._changed = threading.Condition(threading.RLock())
         self.error: BaseException | None = None
@@ -261,8 +264,9 @@ class Cluster:
     # The network
 
     def send(self, to: str, message: Any) -> bool:
-        """What the front's post does."""
-        return self.post("entry", to, message)
+        """What the front's post does. It never waits, for the lock of a thread that is busy with all workers neither."""
+        self._from_front.append((to, message))
+        return True
 
     def post(self, source: str, to: str, message: Any) -> bool:
         data = messages.encode(message)
@@ -294,9 +298,11 @@ class Cluster:
                 with self._changed:
                     if self._stop:
                         return
+                    while self._from_front:
+                        self.post("entry", *self._from_front.popleft())
                     now = time.monotonic()
                     if not self._heap or self._heap[0][0] > now:
-                        self._changed.wait(self._heap[0][0] - now if self._heap else 1.0)
+                        self._changed.wait(min(self._heap[0][0] - now if self._heap else _LOOK, _LOOK))
                         continue
                     heapq.heappop(self._heap)[2]()
         except BaseException as error:

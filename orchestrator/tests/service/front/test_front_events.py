@@ -147,9 +147,6 @@ def test_repeated_messages_are_counted(make_rig):
     assert status["received"] == 1 and status["outcomes"]["finished"] == 1 and status["live"] == 0
 
 
-@pytest.mark.skip(
-    reason="hangs at times in its own kit; the whole service with 500 streams is run by `fathom bench service`"
-)
 def test_many_streams(make_rig):
     outputs = {n: [3 + (n * k) % 300 for k in range(1, 9)] for n in range(500)}
     rig = make_rig(lambda spec: outputs[spec.seed], most_waiting=600, settings=PATIENT)
