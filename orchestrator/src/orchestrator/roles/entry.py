@@ -246,7 +246,8 @@ class Entry(Core):
         if owned.fails >= self.settings.attempts:
             self._end(owned, "failed", f"{owned.fails} attempts failed, the last one: {why}", now, status=500)
             return
-        pause = 0.0 if owned.fails == 1 else self.settings.backoff * 2 ** (owned.fails - 2)
+        times = self.settings
+        pause = 0.0 if owned.fails == 1 else min(times.backoff * 2 ** (owned.fails - 2), times.silence)
         owned.retry_at = now + pause
         if pause == 0.0:
             self._submit(owned, now)

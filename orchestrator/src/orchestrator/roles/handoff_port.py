@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -188,7 +188,7 @@ class HandoffPort:
         kinds: list[Kind] = []
         payloads: list[bytes] = []
         for part, data in self.handoffs.give(name, form):
-            kinds.append(self.handoffs.kind(part))  # type: ignore[arg-type]
+            kinds.append(cast(Kind, self.handoffs.kind(part)))
             payloads.append(_NAME.pack(len(part)) + part.encode() + bytes(data))
         kinds.append("grammar")  # the matcher is moved over the tokens anew; both sides have to mean the same by it
         payloads.append(self._specs[name].grammar.encode())
@@ -209,7 +209,7 @@ class HandoffPort:
             self._given.discard(name)
             self.handoffs.conclude(name, taken=False)
 
-    def _load(self, c: Load) -> Loaded:
+    def _load(self, c: Load) -> Loaded | None:
         key = (c.request, c.epoch)
         name = self._new_name(key)
         parts = []
@@ -268,8 +268,9 @@ class HandoffPort:
         elif name:
             self.engine.abort(name)
             self._note(self.engine.take_events())
-        for held in (self._ends, self._specs, self._tokens, self._notes, self._outputs):
-            held.pop(name, None)  # type: ignore[attr-defined]
+        held: tuple[dict[str, Any], ...] = (self._ends, self._specs, self._tokens, self._notes, self._outputs)
+        for each in held:
+            each.pop(name, None)
         self._given.discard(name)
         return Dropped(c.request, c.epoch)
 

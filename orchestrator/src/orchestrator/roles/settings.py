@@ -30,7 +30,7 @@ class Settings:
         grace: of a drain before what is left moves. move: from there after which it is given up for replay elsewhere.
         piece_tries: how often parts that came broken or not at all are asked for.
         attempts: epochs in which a request may fail one after the other without a new token.
-        backoff: before the second such attempt; doubled by each.
+        backoff: before the second such attempt; doubled by each, up to `silence`.
     """
 
     router: str = "router"

@@ -149,8 +149,9 @@ class ScriptedPort:
         )
 
     def _rename(self, c: port.Rename) -> None:
-        for held in (self.states, self.specs):
-            held[c.request, c.new_epoch] = held.pop((c.request, c.epoch))  # type: ignore[attr-defined]
+        tables: tuple[dict[tuple[str, int], Any], ...] = (self.states, self.specs)
+        for held in tables:
+            held[c.request, c.new_epoch] = held.pop((c.request, c.epoch))
 
     def _drop(self, c: port.Drop) -> port.Dropped:
         self.states.pop((c.request, c.epoch), None)
@@ -264,7 +265,7 @@ class Cluster:
     # The network
 
     def send(self, to: str, message: Any) -> bool:
-        """What the front's post does. It never waits, for the lock of a thread that is busy with all workers neither."""
+        """What the front's post does. It never waits, not for the lock of the busy thread either."""
         self._from_front.append((to, message))
         return True
 

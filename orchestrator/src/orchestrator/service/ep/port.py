@@ -36,7 +36,6 @@ from orchestrator.roles.engine_port import (
     Thaw,
     Withdraw,
 )
-from orchestrator.roles.settings import Settings
 from orchestrator.service.ep.group import Group
 from orchestrator.service.ep.options import ep_options, tokens_of
 from orchestrator.service.ep.process import MakePort, RankSetup, StreamingRank
@@ -45,6 +44,7 @@ from orchestrator.service.ep.routes import Routes
 from orchestrator.service.ep.runs import Runs
 from orchestrator.service.messages import WorkerSpec
 from orchestrator.service.store.shared import check_store
+from orchestrator.service.times import role_settings
 
 _log = logging.getLogger(__name__)
 _TICK = 0.05  # seconds
@@ -82,7 +82,7 @@ class EpPort:
         """
         config, model_folder = spec.config, spec.config.model.path
         if timeout is None:
-            timeout = _OF_ANSWER * Settings(**config.times).answer  # type: ignore[arg-type]
+            timeout = _OF_ANSWER * role_settings(config).answer
         model = Checkpoint(model_folder).config
         threads = max(1, spec.threads // ranks)
         options = ep_options(config.engine, ranks, threads=threads, timeout=timeout, plan=plan).resolved(model)

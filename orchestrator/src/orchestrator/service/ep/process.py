@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
 import os
 import signal
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,7 +84,7 @@ def _leave_the_forking_to_the_role() -> None:
 
     So the kernel ends all ranks once that is gone, those too that are stopped or wait for each other.
     """
-    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     descriptor, server._forkserver_alive_fd = server._forkserver_alive_fd, None
     if descriptor is not None:
         os.close(descriptor)

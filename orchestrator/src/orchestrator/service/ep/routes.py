@@ -23,8 +23,9 @@ class Routes:
 
     def restart(self, ranks: Iterable[int]) -> None:
         """These ranks, without any request."""
-        self.__init__()  # type: ignore[misc]
         self._ranks = tuple(ranks)
+        for held in (self._rank_of, self._tokens, self._count, self._load):
+            held.clear()
 
     def find(self, key: Key) -> int | None:
         return self._rank_of.get(key)

@@ -27,6 +27,7 @@ from orchestrator.service.front.shelf import Shelf
 from orchestrator.service.front.streams import Streams
 from orchestrator.service.pixels import pack
 from orchestrator.service.spec import Place, encode_params
+from orchestrator.service.times import role_settings
 from orchestrator.text.tokenizer import Tokenizer
 
 _EXPECTED_OUTPUT = 256  # tokens that placement plans with at most
@@ -79,8 +80,7 @@ class ClusterEngine:
         self.prefixes = KnownPrefixes() if shared else None
         self.failed: str | None = None
         self._eos = frozenset({model.eos_token_id, *(() if tokenizer is None else tokenizer.eos_ids)})
-        times: dict[str, Any] = dict(config.times)
-        self.entry = Entry(name, settings or Settings(**times))
+        self.entry = Entry(name, settings or role_settings(config))
         self.loop = EntryLoop(
             self.entry,
             post,

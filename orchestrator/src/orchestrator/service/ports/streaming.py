@@ -157,7 +157,7 @@ class StreamingPort(HandoffPort):
         if (c.request, c.epoch) not in self._names:
             self.arrivals.expect(c)
 
-    def _load(self, c: Load) -> Loaded | None:  # type: ignore[override]
+    def _load(self, c: Load) -> Loaded | None:
         key = (c.request, c.epoch)
         try:
             name = self._names.get(key)

@@ -28,6 +28,7 @@ from orchestrator.roles import (
 from orchestrator.roles.core import Core
 from orchestrator.service.config import EngineSettings, ServiceConfig
 from orchestrator.service.messages import WorkerSpec
+from orchestrator.service.times import role_settings
 
 if TYPE_CHECKING:
     from orchestrator.engine.config import EngineConfig
@@ -58,7 +59,7 @@ def build(spec: WorkerSpec, ask: Ask) -> Built:
         ValueError: the service's config does not fit the model, this machine or this build.
         OSError: the model cannot be read.
     """
-    settings = Settings(**spec.config.times)  # type: ignore[arg-type]
+    settings = role_settings(spec.config)
     if spec.role == "router":
         return Built(Router(spec.life, policy_of(spec.config), settings), None, dict, ExitStack())
     with ExitStack() as stack:
@@ -83,7 +84,7 @@ def policy_of(config: ServiceConfig) -> RouterPolicy:
 
     A request is refused as late where its first token would not come in half of the time that its entry has for it.
     """
-    engine, times = config.engine, Settings(**config.times)  # type: ignore[arg-type]
+    engine, times = config.engine, role_settings(config)
     return RouterPolicy(
         limits=Limits(
             context=_context(config),

@@ -29,7 +29,7 @@ def watch_parent(stdin: BinaryIO) -> None:
 
     def watch() -> None:
         try:
-            while stdin.read1(4096):  # type: ignore[attr-defined]
+            while os.read(stdin.fileno(), 4096):
                 pass
         finally:
             os._exit(PARENT_GONE)
