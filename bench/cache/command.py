@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench import findings
 from bench.cache import code_speed, index, shards, show, trace
 from bench.discover import ROOT
 
@@ -33,7 +34,7 @@ def run(console: Console, traces: Path | None, out: Path | None, page: Path | No
     if out is None and not quick:
         out = ROOT / "bench" / "results" / "cache" / "cpu.json"
     if out is not None:
-        show.save(out, found)
+        findings.save(out, found)
         console.print(f"written: {out}", highlight=False)
     for line in show.tables(found):
         console.print(line, markup=False, highlight=False)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench import findings
 
 PUBLISHED = 0.9617  # hit rate of the agentic trace with an endless cache and blocks of 64 tokens
 _KEYS = ("about", "operations", "match_ms", "code_gbps", "tail", "real_tail")
 
 
-def save(path: Path, found: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
 def load(path: Path) -> dict[str, Any]:
-    """Raises ValueError where the file is not one of `save`."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{path}: got no measurement of the cache ({error}); `fathom bench cache` makes one"
-        ) from error
-    if not isinstance(found, dict) or not all(key in found for key in _KEYS):
-        raise ValueError(f"{path}: got no measurement of the cache; `fathom bench cache` makes one")
-    return found
+    """Raises ValueError where the file holds something else."""
+    return findings.load(path, "the cache", "fathom bench cache", _KEYS)
 
 
 def tables(found: Mapping[str, Any]) -> list[str]:

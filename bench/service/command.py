@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench import findings
 from bench.service import figures, gpu, run
 from bench.service.park import ParkError
 
@@ -23,7 +24,7 @@ def measure(console: Console, wanted: run.Wanted, out: Path | None, page: Path |
     if out is None and not wanted.quick:
         out = run.DEFAULT_OUT / ("cpu.json" if wanted.device == "cpu" else f"{gpu.ledger_name()}.json")
     if out is not None:
-        figures.save(out, found)
+        findings.save(out, found)
         console.print(f"written: {out}", highlight=False)
     for line in figures.tables(found):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from bench import findings
 
 _BLUE, _RED, _GREY = "#2b6cb0", "#c05621", "#718096"
 _COLOURS = (_BLUE, _RED, "#2f855a", "#6b46c1")
@@ -27,22 +28,9 @@ _SAYS = {
 }
 
 
-def save(path: Path, found: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
 def load(path: Path) -> dict[str, Any]:
-    """Raises ValueError where the file is not one of `save`."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{path}: got no measurement of a service ({error}); `fathom bench service` makes one"
-        ) from error
-    if not isinstance(found, dict) or "about" not in found:
-        raise ValueError(f"{path}: got no measurement of a service; `fathom bench service` makes one")
-    return found
+    """Raises ValueError where the file holds something else."""
+    return findings.load(path, "a service", "fathom bench service", ("about",))
 
 
 def tables(found: Mapping[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import findings
 from bench.cache import code_speed, engine, index, shards, show, trace
 from orchestrator.model.make import make_model
 from orchestrator.model.presets import v41_nano
@@ -46,7 +47,7 @@ def test_curves_page_and_picture(traces: Path, tmp_path: Path) -> None:
     )
     show.draw(points, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
-    show.save(tmp_path / "figures.json", results(points))
+    findings.save(tmp_path / "figures.json", results(points))
     assert show.load(tmp_path / "figures.json")["trace"] == points
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench import findings
 from bench.service import asks, clients, command, figures, processes
 from bench.service.answers import Answer, difference
 from bench.service.recovery import gap_around
@@ -146,7 +147,7 @@ FOUND = {
 
 
 def test_page_pictures_and_complaints(tmp_path: Path) -> None:
-    figures.save(tmp_path / "found.json", FOUND)
+    findings.save(tmp_path / "found.json", FOUND)
     found = figures.load(tmp_path / "found.json")
     pictures = figures.draw(found, tmp_path, "page")
     assert [p.name for p in pictures] == ["page_latency.png", "page_recovery.png", "page_storm.png"]

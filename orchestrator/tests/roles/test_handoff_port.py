@@ -6,16 +6,16 @@ What a client gets is what one engine alone gives.
 from functools import partial
 
 import pytest
+from engines_kit import REQUESTS, EngineService, compare, crash_and_go_on, drain
 from msgspec.structs import replace
-from roles_kit import Answer, Service, image, unreliable
+from roles_kit import image, unreliable
 
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.engine import Engine
 from orchestrator.engine.request import GrammarSpec, SamplingParams, TokenOutput
-from orchestrator.roles import Decode, DecodeOptions
 from orchestrator.roles.engine_port import Begin
 from orchestrator.roles.handoff_port import HandoffPort, decode_note, decode_params, encode_params
-from orchestrator.roles.messages import ClientRequest, Drain, RequestSpec
+from orchestrator.roles.messages import Drain, RequestSpec
 
 
 @pytest.fixture(scope="module")
@@ -40,111 +40,29 @@ def tokenizer(nano_path):
     return load_tokenizer(nano_path)
 
 
-class RealEngine:
-    """An engine in the place of the kit's toy."""
-
-    def __init__(self, port, toy):
-        self.port, self._toy, self.hangs = port, toy, False
-
-    @property
-    def states(self):
-        return self.port._names
-
-    def do(self, command):
-        if not self.hangs:
-            self.port.do(command)
-            for answer in self.port.answers():
-                self._toy.answer(0.01, answer)
-
-
-class RealService(Service):
-    """The kit's service over engines with a model."""
-
-    def __init__(self, model, tokenizer=None, *, replay_tail=False, **options):
-        self._make = partial(Engine, model, tokenizer, EngineConfig(num_blocks=40, max_num_seqs=6, speculation="off"))
-        self._replay_tail = replay_tail
-        super().__init__(**options)
-
-    def start(self, name):
-        core = super().start(name)
-        party = self.parties[name]
-        if party.engine is None:
-            return core
-        port = HandoffPort(self._make(), room=4000, replay_tail=self._replay_tail)
-        party.engine = RealEngine(port, party.engine)
-        if isinstance(core, Decode):
-            core.options = DecodeOptions(4000, 6, port.layout)
-            core.capacity, core.most_rows = 4000, 6
-        return core
-
-    def ask(self, name, prompt, params):
-        grammar = "" if params.grammar is None else params.grammar.text
-        spec = RequestSpec(
-            tuple(prompt), params.max_tokens, params.seed, expected_output=32, grammar=grammar,
-            params=encode_params(params),
-        )  # fmt: skip
-        self.answers[name] = Answer()
-        self._step("entry", ClientRequest(name, spec))
-
-
-REQUESTS = {
-    "short": ([5, 6, 7], SamplingParams(max_tokens=20, seed=1, ignore_eos=True)),
-    "long": (list(range(3, 303)), SamplingParams(max_tokens=24, seed=2, ignore_eos=True)),
-    "greedy": (list(range(9, 29)), SamplingParams(temperature=0.0, max_tokens=20, seed=3)),
-    "stops": ([100, 101], SamplingParams(max_tokens=40, seed=4, stop_token_ids=tuple(range(7, 60)))),
-    "one": ([1], SamplingParams(max_tokens=1, seed=7)),
-}
-
-
-def alone(model, requests, tokenizer=None):
-    engine = Engine(model, tokenizer, EngineConfig(num_blocks=64, max_num_seqs=6, speculation="off"))
-    for name, (prompt, params) in requests.items():
-        engine.add(name, prompt, params)
-    tokens, ends = {name: [] for name in requests}, {}
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, TokenOutput):
-                tokens[event.request_id].append(event.token_id)
-            elif hasattr(event, "reason"):
-                ends[event.request_id] = event.reason
-    return tokens, ends
-
-
-def compare(service, model, requests, tokenizer=None):
-    tokens, ends = alone(model, requests, tokenizer)
-    for name, answer in service.answers.items():
-        assert answer.tokens == tokens[name], name
-        assert (answer.end.outcome, answer.end.reason) == ("finished", ends[name]), answer.end
-    service.run(2)
-    assert all(service.holders(name) == set() for name in service.answers)
-    for name, party in service.parties.items():
-        if party.engine is not None and party.core is not None:
-            scheduler = party.engine.port.engine.scheduler
-            assert scheduler.blocks.used == scheduler.slots.used == 0, name
+def real_service(model, tokenizer=None, *, replay_tail=False, **options):
+    return EngineService(model, partial(HandoffPort, room=4000, replay_tail=replay_tail), tokenizer, **options)
 
 
 def test_prefill_and_decode_apart_give_what_one_engine_gives(nano):
-    service = RealService(nano, decode=2)
-    for name, (prompt, params) in REQUESTS.items():
-        service.ask(name, prompt, params)
+    service = real_service(nano, decode=2)
+    service.ask_all(REQUESTS)
     service.finish(60)
     compare(service, nano, REQUESTS)
 
 
 def test_more_prompts_than_a_prefill_engine_has_rows_wait_for_those_before(nano):
     """A prompt keeps its row until its state has left; a step that needed more rows than there are would never end."""
-    service = RealService(nano, decode=3)
+    service = real_service(nano, decode=3)
     requests = {f"r{n}": ([n + 1, n + 2], SamplingParams(max_tokens=4, seed=n, ignore_eos=True)) for n in range(15)}
-    for name, (prompt, params) in requests.items():
-        service.ask(name, prompt, params)
+    service.ask_all(requests)
     service.finish(120)
     compare(service, nano, requests)
 
 
 def test_a_dead_decode_worker_is_replayed_elsewhere(nano):
-    service = RealService(nano, decode=2)
-    for name, (prompt, params) in REQUESTS.items():
-        service.ask(name, prompt, params)
+    service = real_service(nano, decode=2)
+    service.ask_all(REQUESTS)
     assert service.run(20, lambda: len(service.answers["long"].tokens) >= 6)
     service.crash(service.core("entry").live["long"].worker)
     service.finish(60)
@@ -153,46 +71,26 @@ def test_a_dead_decode_worker_is_replayed_elsewhere(nano):
 
 
 def test_a_drained_decode_worker_moves_requests_with_their_rows(nano):
-    service = RealService(nano, decode=2)
+    service = real_service(nano, decode=2)
     requests = {
         f"r{i}": (list(range(3 + i, 150 + 40 * i)), SamplingParams(max_tokens=250, seed=i, ignore_eos=True))
         for i in range(3)
     }
-    for name, (prompt, params) in requests.items():
-        service.ask(name, prompt, params)
-    assert service.run(20, lambda: all(len(a.tokens) >= 5 for a in service.answers.values()))
-    worker = service.core("entry").live["r0"].worker
-    begun = [message for _, _, _, message in service.sent if type(message).__name__ == "AssignPrefill"]
-    core = service.core(worker)
-    service.give(worker, Drain(worker, core.incarnation, 0.01))
-    service.finish(60)
-    again = [message for _, _, _, message in service.sent if type(message).__name__ == "AssignPrefill"]
-    assert core.gone and len(again) == len(begun), "moved, not computed again"
+    drain(service, requests)
     compare(service, nano, requests)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bad_network_and_deaths_change_nothing(nano, seed):
-    service = RealService(nano, prefill=2, decode=2, fate=unreliable(seed, 0.08, 0.2, 0.1))
-    for name, (prompt, params) in REQUESTS.items():
-        service.ask(name, prompt, params)
-    service.run(0.15 + 0.1 * seed)
-    for who in ("prefill-0", "decode-0"):
-        service.crash(who)
-        service.run(1.0)
-        service.start(who)
-    service.run(5)
-    service.fate = lambda source, to, message: [0.001]
-    service.finish(120)
-    service.run(8)
+    service = real_service(nano, prefill=2, decode=2, fate=unreliable(seed, 0.08, 0.2, 0.1))
+    crash_and_go_on(service, REQUESTS, seed)
     compare(service, nano, REQUESTS)
 
 
 def test_the_end_of_a_prompt_may_be_left_to_the_receiver(nano):
-    service = RealService(nano, decode=1, replay_tail=True)
+    service = real_service(nano, decode=1, replay_tail=True)
     requests = {"short": REQUESTS["short"], "greedy": REQUESTS["greedy"]}  # up to 140 tokens a replay is exact
-    for name, (prompt, params) in requests.items():
-        service.ask(name, prompt, params)
+    service.ask_all(requests)
     service.finish(60)
     offers = [message for _, _, _, message in service.sent if type(message).__name__ == "Offer"]
     assert offers and all(offer.manifest.replay_tail and offer.manifest.output == () for offer in offers)
@@ -206,7 +104,7 @@ def test_log_probabilities_stand_beside_their_tokens(nano):
     expected = []
     while engine.has_work:
         expected += [(e.logprob, e.top_logprobs) for e in engine.step() if isinstance(e, TokenOutput)]
-    service = RealService(nano, decode=2, fate=unreliable(1, 0.05, 0.2, 0.1))
+    service = real_service(nano, decode=2, fate=unreliable(1, 0.05, 0.2, 0.1))
     service.ask("r", [4, 5, 6], params)
     assert service.run(20, lambda: len(service.answers["r"].tokens) >= 8)
     worker = service.core("entry").live["r"].worker
@@ -222,7 +120,7 @@ def test_log_probabilities_stand_beside_their_tokens(nano):
 
 
 def test_grammars_go_on_where_they_were(nano, tokenizer):
-    service = RealService(nano, tokenizer, decode=2)
+    service = real_service(nano, tokenizer, decode=2)
     spec = GrammarSpec("regex", "[a-d]{40}")
     requests = {"g": ([40, 41, 42], SamplingParams(max_tokens=60, seed=6, grammar=spec))}
     service.ask("g", *requests["g"])
@@ -234,7 +132,7 @@ def test_grammars_go_on_where_they_were(nano, tokenizer):
 
 @pytest.mark.parametrize("what", ["prompt_logprobs", "images"])
 def test_what_does_not_travel_is_refused_not_left_out(nano, what):
-    service = RealService(nano)
+    service = real_service(nano)
     params = SamplingParams(max_tokens=4, seed=1, prompt_logprobs=what == "prompt_logprobs")
     spec = RequestSpec((1, 2), 4, 1, params=encode_params(params))
     port = service.engine("prefill-0").port
@@ -244,7 +142,7 @@ def test_what_does_not_travel_is_refused_not_left_out(nano, what):
 
 
 def test_what_an_engine_refuses_is_refused_for_good(nano):
-    service = RealService(nano)
+    service = real_service(nano)
     service.ask("bad", [1, 511], SamplingParams(max_tokens=4, seed=1, stop_token_ids=(600,)))
     service.finish(20)
     end = service.answers["bad"].end

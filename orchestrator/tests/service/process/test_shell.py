@@ -97,6 +97,18 @@ def order(core, request="r", epoch=1):
     return AssignPrefill(request, epoch, core.incarnation, "entry", SPEC, (), "decode-0", 1)
 
 
+def held_at(kind):
+    """A gate, and an engine that answers commands of this kind once it is open."""
+    gate = threading.Event()
+
+    def answer(c):
+        if isinstance(c, kind):
+            gate.wait(LONG)
+        return sound(c)
+
+    return gate, answer
+
+
 def test_hello_at_once_and_each_beat(start):
     run = start(prefill(), ScriptedPort())
     until(lambda: len(run.heard(Hello)) >= 3)
@@ -134,13 +146,7 @@ def test_a_request_and_its_commands_in_order(start):
 
 
 def test_a_slow_engine_stops_neither_words_nor_reports(start):
-    gate = threading.Event()
-
-    def answer(c):
-        if isinstance(c, RunPrefill):
-            gate.wait(LONG)
-        return sound(c)
-
+    gate, answer = held_at(RunPrefill)
     core = prefill()
     run = start(core, ScriptedPort(answer))
     run.know_others()
@@ -186,13 +192,7 @@ def test_a_port_that_cannot_form_anew(start):
 
 
 def test_an_engine_that_hangs_ends_the_group(start):
-    gate = threading.Event()
-
-    def answer(c):
-        if isinstance(c, RunPrefill):
-            gate.wait(LONG)
-        return sound(c)
-
+    gate, answer = held_at(RunPrefill)
     core = prefill(answer=0.2)
     run = start(core, ScriptedPort(answer))
     run.know_others()
@@ -265,13 +265,7 @@ def test_it_leaves_when_it_holds_nothing(start):
 
 
 def test_it_leaves_when_its_request_has_ended(start):
-    gate = threading.Event()
-
-    def answer(c):
-        if isinstance(c, RunPrefill):
-            gate.wait(LONG)
-        return sound(c)
-
+    gate, answer = held_at(RunPrefill)
     core = prefill()
     run = start(core, ScriptedPort(answer))
     run.know_others()
