@@ -22,4 +22,5 @@ KEPT: tuple[Kept, ...] = (
     Kept(4, 2.0, "prompts failed for want of memory that others were about to give back"),
     Kept(58, 10.0, "a decode worker that had been stopped for long ran one step more of a request it had lost"),
     Kept(79, 10.0, "the toy group stepped between a rank's death and the word of it"),
+    Kept(97, 10.0, "deaths of others took a waiting request's attempts within some seconds, and it failed"),
 )

@@ -29,7 +29,8 @@ class Settings:
         tombstone: for which ended requests are remembered.
         grace: of a drain before what is left moves. move: from there after which it is given up for replay elsewhere.
         piece_tries: how often parts that came broken or not at all are asked for.
-        attempts: epochs in which a request may fail one after the other without a new token.
+        attempts: epochs in which a request may fail one after the other without a new token. Each death of a process
+            that it waits for ends one, whoever is to blame.
         backoff: before the second such attempt; doubled by each, up to `silence`.
     """
 
@@ -53,7 +54,7 @@ class Settings:
     grace: float = 60.0
     move: float = 60.0
     piece_tries: int = 8
-    attempts: int = 8
+    attempts: int = 16
     backoff: float = 0.1
 
     def __post_init__(self) -> None:
