@@ -148,6 +148,8 @@ def test_overload_is_refused_with_a_time():
     with pytest.raises(Overloaded) as error:
         check_load(40.0, 4, 0.0, 0.2, 3, LIMITS)
     assert error.value.retry_after == math.ceil(10.2 - 2.0)
+    with pytest.raises(Overloaded, match=r"would take 4000\.2 s; try again in 60 s"):
+        check_load(16_000.0, 4, 0.0, 0.2, 3, LIMITS)
     with pytest.raises(Overloaded, match="10 requests"):
         check_load(0.0, 4, 0.0, 0.2, 10, LIMITS)
     with pytest.raises(Overloaded, match="no prefill engine"):

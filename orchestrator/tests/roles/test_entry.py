@@ -313,3 +313,16 @@ def test_any_order_of_events_gives_each_token_once_and_one_outcome(events):
     assert ends <= 1 and ready <= 1 and log == list(range(len(log))) and epochs == sorted(epochs)
     assert ends == 1 or "r" in entry.live
     assert entry.received == sum(entry.outcomes.values()) + len(entry.live) == 1
+
+
+@pytest.mark.parametrize("jump", [0.0, 86.4, 1e6])
+def test_a_request_that_came_twice_is_answered_once_whatever_the_clock_did(jump):
+    """The copy was under way, or lay unread, while the entry was stopped or its clock was set."""
+    entry = entry_in("submitted")
+    (end,) = only(entry.step(Refused("r", 1, 429, 30, "full"), 2.0), DeliverEnd)
+    assert end.outcome == "rejected"
+    for at in (2.5 + jump, 3.0 + jump):
+        actions = entry.step(Tick(), at) + entry.step(ClientRequest("r", SPEC), at)
+        assert not only(actions, Submit) and not entry.live
+    beats(entry, 3.0 + jump, 4.0 + jump + entry.settings.tombstone)
+    assert only(entry.step(ClientRequest("r", SPEC), 200.0 + jump), Submit), "it is forgotten in the end"

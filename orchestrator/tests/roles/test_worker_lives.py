@@ -2,7 +2,7 @@
 
 import pytest
 from roles_kit import only
-from worker_kit import SPEC, beats, decode_in, prefill_in
+from worker_kit import SPEC, beats, decode_in, prefill_in, reserve
 
 from orchestrator.roles import messages as m
 from orchestrator.roles.engine_port import (
@@ -51,3 +51,15 @@ def test_messages_for_another_life_are_refused():
     assert core.step(other, 0.0) == [] and core.step(m.Drain("d", 2000, 1.0), 0.0) == []
     prefill = prefill_in("beginning")
     assert prefill.step(m.AssignPrefill("q", 1, 2000, "entry", SPEC, (), "d", 1000), 0.0) == []
+
+
+@pytest.mark.parametrize("stopped", [0.0, 100.0])
+def test_a_released_request_stays_released_while_its_messages_lie_unread(stopped):
+    """Whoever was stopped reads them in any order when it goes on, its clock far ahead."""
+    core = decode_in("reserved")
+    core.step(m.Release("r", 1, ended=False), 1.0)
+    core.step(m.Tick(), 1.5 + stopped)
+    core.step(reserve(), 1.6 + stopped)
+    assert not core.rows
+    core.step(reserve(epoch=2), 1.7 + stopped)
+    assert list(core.rows) == [("r", 2)]

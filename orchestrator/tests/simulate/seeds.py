@@ -23,4 +23,6 @@ KEPT: tuple[Kept, ...] = (
     Kept(58, 10.0, "a decode worker that had been stopped for long ran one step more of a request it had lost"),
     Kept(79, 10.0, "the toy group stepped between a rank's death and the word of it"),
     Kept(97, 10.0, "deaths of others took a waiting request's attempts within some seconds, and it failed"),
+    Kept(246, 10.0, "clients were sent away for minutes by a queue as it was while most engines were gone"),
+    Kept(256, 10.0, "an entry whose clock jumped forgot an ended request and took its second copy for a new one"),
 )

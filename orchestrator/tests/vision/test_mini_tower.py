@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from orchestrator.commands.errors import UsageError
 from orchestrator.commands.vision import add_vision as command
+from orchestrator.engine.config import EngineConfig
+from orchestrator.engine.engine import Engine
 from orchestrator.engine.request import SamplingParams
 from orchestrator.model.checkpoint import Checkpoint, CheckpointError, tensor_specs, verify_checkpoint
 from orchestrator.model.checkpoint.vision_shard import SHARD, add_vision
@@ -20,6 +23,7 @@ from orchestrator.model.make import make_model
 from orchestrator.model.presets import v41_mini, v41_nano
 from orchestrator.model.vision import prepare
 from orchestrator.text import load_tokenizer
+from orchestrator.vision import place
 
 FOLDER = Path(__file__).parents[3] / "models" / "v41-mini"
 SEED = 41
@@ -116,3 +120,16 @@ def test_only_small_models_get_one(tmp_path, monkeypatch):
     )
     with pytest.raises(UsageError, match="got a vocabulary of 700, allowed is v41-mini or v41-nano"):
         command(folder, 0)
+
+
+@needs_mini
+def test_an_engine_whose_images_are_encoded_elsewhere_reads_no_encoder():
+    whole, without = load_model(FOLDER), load_model(FOLDER, vision=False)
+    assert without.weights.vision is None and whole.weights.bytes_read - without.weights.bytes_read > 600_000
+    assert torch.equal(whole.weights.image_newline, without.weights.image_newline)
+    engine = Engine(without, None, EngineConfig(num_blocks=8))
+    image = prepare(Image.new("RGB", (64, 64)), without.config.vision)
+    prompt, images = place([5, without.config.image_token_id], [image], without.config.image_token_id)
+    with pytest.raises(ValueError, match="encoder is elsewhere"):
+        engine.add("r", prompt, SamplingParams(max_tokens=1), images=images)
+    assert not engine.has_work

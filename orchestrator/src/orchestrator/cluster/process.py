@@ -33,9 +33,10 @@ Load = Callable[[EpOptions], Loaded]
 
 @dataclass(frozen=True)
 class FromFolder:
-    """A checkpoint, of which a rank reads no other experts than its own."""
+    """A checkpoint, of which a rank reads no other experts than its own, and no image encoder without `vision`."""
 
     folder: str
+    vision: bool = True
 
     def __call__(self, options: EpOptions) -> Loaded:
         from orchestrator.model.expert_parallel import CheckpointExperts
@@ -44,7 +45,8 @@ class FromFolder:
         from orchestrator.text.tokenizer import load_tokenizer
 
         mine: ExpertsOf = () if options.spread_drafts else ("mtp",)
-        model = load_model(self.folder, dense=options.engine.dense, device=options.engine.device, experts=mine)
+        engine = options.engine
+        model = load_model(self.folder, dense=engine.dense, device=engine.device, experts=mine, vision=self.vision)
         return Loaded(model, load_tokenizer(self.folder), CheckpointExperts(self.folder))
 
 

@@ -140,11 +140,12 @@ ExpertsOf = tuple[Literal["layers", "mtp"], ...]
 """Blocks whose routed experts are read: those of the backbone, those of the draft stages."""
 
 
-def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp")) -> ModelWeights:
+def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp"), vision: bool = True) -> ModelWeights:
     """Read a checkpoint folder (`config.json` and safetensors). `ValueError` names the tensor or file that is wrong.
 
-    Routed experts of blocks that are not among `experts` have no rows, and none of their bytes is read.
+    Routed experts of blocks that are not among `experts` have no rows, and none of their bytes is read; nor are
+    the image encoder's without `vision`.
     """
     from orchestrator.model.checkpoint.assemble import load_weights as load
 
-    return load(path, experts)
+    return load(path, experts, vision)

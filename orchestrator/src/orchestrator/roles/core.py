@@ -25,6 +25,10 @@ class Core:
         self._on: dict[type, Handler] = {}
         self._actions: list[Action] = []
         self._wake_at: float | None = None
+        self._stepped_at: float | None = None
+        self.age = 0.0
+        """Seconds that this party has seen pass: of a pause, or a jump of its clock, two beats and no more. What has to
+        outlive messages under way is kept by it; they may lie before its door when it goes on."""
 
     @property
     def held(self) -> frozenset[Key]:
@@ -38,6 +42,9 @@ class Core:
             TypeError: this party has no use for such an event.
         """
         kind = type(event)
+        if self._stepped_at is not None:
+            self.age += min(max(0.0, now - self._stepped_at), 2 * self.settings.beat)
+        self._stepped_at = now
         if kind is Tick:
             if self._wake_at is not None and now >= self._wake_at:
                 self._wake_at = None

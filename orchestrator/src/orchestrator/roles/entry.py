@@ -261,7 +261,7 @@ class Entry(Core):
         self.outcomes[outcome] += 1
         self.do(DeliverEnd(owned.request, outcome, reason, len(owned.log), status, retry_after))
         silent = outcome == "cancelled" and not self.rules.forward_cancel
-        self._ended[owned.request] = Ended(owned.epoch, len(owned.log), now, now, told=silent, silent=silent)
+        self._ended[owned.request] = Ended(owned.epoch, len(owned.log), self.age, now, told=silent, silent=silent)
         if silent:
             return
         if owned.worker:
@@ -303,7 +303,7 @@ class Entry(Core):
             elif now >= owned.retry_at:
                 self._submit(owned, now)
         for request, ended in list(self._ended.items()):
-            if now - ended.at > times.tombstone:
+            if self.age - ended.at > times.tombstone:
                 del self._ended[request]
             elif not ended.told and now - ended.sent >= times.resend:
                 ended.sent = now

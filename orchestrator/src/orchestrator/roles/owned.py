@@ -45,7 +45,7 @@ class Owned:
 
 @dataclass
 class Ended:
-    """A request after its outcome: `told` when the router has answered, or is not to be told."""
+    """A request after its outcome: `told` when the router has answered, or is not to be told. `at`: the entry's age."""
 
     epoch: int
     output: int

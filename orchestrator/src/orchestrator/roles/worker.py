@@ -160,19 +160,19 @@ class Worker(Core):
         self.free(message.request, epoch)
         for key in [k for k in self._failures if k[0] == message.request and k[1] <= epoch]:
             del self._failures[key]
-        self._bury(message.request, epoch, now)
+        self._bury(message.request, epoch)
         self.changed = True
 
-    def _bury(self, request: str, epoch: int, now: float) -> None:
+    def _bury(self, request: str, epoch: int) -> None:
         """Refuse what comes of a request up to this epoch from now on."""
         before = self._tombstones.pop(request, (0, 0.0))[0]  # so that the oldest stand first
-        self._tombstones[request] = (max(epoch, before), now)
+        self._tombstones[request] = (max(epoch, before), self.age)
 
     def supersede(self, request: str, epoch: int, now: float) -> None:
         """A new epoch begins here: earlier ones are over."""
         if epoch > 1:
             self.free(request, epoch - 1)
-            self._bury(request, epoch - 1, now)
+            self._bury(request, epoch - 1)
 
     def buried(self, request: str, epoch: int) -> bool:
         """Whether this epoch of a request was freed before, or failed here."""
@@ -258,7 +258,7 @@ class Worker(Core):
                 failure.sent = now
                 self.send(failure.entry, failure.message)
         for request, (_, at) in list(self._tombstones.items()):
-            if now - at <= times.tombstone:
+            if self.age - at <= times.tombstone:
                 break
             del self._tombstones[request]
         self.changed = True  # a report each beat

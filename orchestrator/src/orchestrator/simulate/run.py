@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from orchestrator.simulate.checks.violation import Violation
@@ -58,14 +59,14 @@ def simulate(
     Args:
         write: takes the lines of a trace; None for none. only: requests that the trace is about, empty for all.
     """
-    logging.getLogger("orchestrator.balance").setLevel(logging.ERROR)  # dropped plans are what a run is for
     begun = time.process_time()
     trace = None if write is None else Trace(write, only)
     world = World(scenario, trace)
     invariant, what, at = 0, "", 0.0
     try:
-        world.run()
-        world.watch.totals()
+        with _dropped_plans_unsaid():
+            world.run()
+            world.watch.totals()
     except Violation as violation:
         invariant, what, at = violation.invariant, violation.what, violation.at
         if trace is not None:
@@ -89,6 +90,18 @@ def simulate(
         counts,
         tuple(world.faults),
     )
+
+
+@contextmanager
+def _dropped_plans_unsaid() -> Iterator[None]:
+    """They are what a run is for; elsewhere they are warned of."""
+    logger = logging.getLogger("orchestrator.balance")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def number_of_arrivals(scenario: Scenario) -> int:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from kernel_core.check import require
 
+_LONGEST = 60
+"""Seconds that a client is sent away for at most: engines may be back long before today's queue would be done."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -36,7 +39,7 @@ class Never(ValueError):
 
 
 class Overloaded(RuntimeError):
-    """Status 429. `retry_after`: whole seconds, 1 or more."""
+    """Status 429. `retry_after`: whole seconds, 1 to 60."""
 
     def __init__(self, retry_after: int, why: str) -> None:
         self.retry_after = retry_after
@@ -65,10 +68,14 @@ def check_load(queued: float, capacity: float, fetch: float, own: float, waiting
     predicted = queued / capacity + fetch + own
     late = limits.target * limits.patience
     if waiting >= limits.most_waiting:
-        raise Overloaded(max(1, math.ceil(queued / capacity)), f"{waiting} requests are waiting")
+        raise Overloaded(_whole(queued / capacity), f"{waiting} requests are waiting")
     if predicted - own - fetch > late:  # a long prompt of its own is no overload
-        raise Overloaded(max(1, math.ceil(predicted - late)), f"the first token would take {predicted:.1f} s")
+        raise Overloaded(_whole(predicted - late), f"the first token would take {predicted:.1f} s")
     return predicted
+
+
+def _whole(seconds: float) -> int:
+    return min(_LONGEST, max(1, math.ceil(seconds)))
 
 
 class TokenBucket:

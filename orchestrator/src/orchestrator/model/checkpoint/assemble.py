@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -29,11 +30,12 @@ NAN_SCALE = 255
 """The E8M0 byte without a value; a scale that holds it makes its whole block NaN."""
 
 
-def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp")) -> ModelWeights:
+def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp"), vision: bool = True) -> ModelWeights:
     """Read a checkpoint folder. Engram tables stay in their files (mapped read-only), all else is read to memory.
 
     Routed experts of blocks not named in `experts` are checked for dtype and shape, left in their files, and come
-    without rows. Raises `CheckpointError` naming the file or tensor, what was found, what is expected and what to do.
+    without rows; so is the image encoder without `vision`. Raises `CheckpointError` naming the file or tensor, what was
+    found, what is expected and what to do.
     """
     checkpoint = Checkpoint(path)
     config = checkpoint.config
@@ -56,7 +58,10 @@ def load_weights(path: str | Path, experts: ExpertsOf = ("layers", "mtp")) -> Mo
         weights.image_end = take.float32("image_end")
         weights.image_newline = take.float32("image_newline")
         names = [name for name in checkpoint.entries if name.startswith(VISION_NAMES)]
-        weights.vision = {name: take.plain(name) for name in names}
+        if vision:
+            weights.vision = {name: take.plain(name) for name in names}
+        else:
+            take.leave(names)
     take.check_all_taken()
     weights.bytes_read = checkpoint.bytes_read
     return weights
@@ -72,6 +77,10 @@ class _Taker:
     def plain(self, name: str) -> torch.Tensor:
         self.left.discard(name)
         return self.checkpoint.read(name)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """They are not wanted here."""
+        self.left.difference_update(names)
 
     def float32(self, name: str) -> torch.Tensor:
         return self.plain(name).to(torch.float32)

@@ -184,7 +184,7 @@ class Router(Core):
             if message.ended:
                 self.waiting.charge_output(record, message.output)
             self.release(record, now, ended=message.ended)
-        self.bury(message.request, message.epoch, message.ended, now)
+        self.bury(message.request, message.epoch, message.ended)
         if message.entry:
             self.send(message.entry, Released(message.request, message.epoch))
         self.placing.dispatch(now)
@@ -230,11 +230,11 @@ class Router(Core):
         tombstone = self.tombstones.get(request)
         return self.rules.keep_tombstones and tombstone is not None and (tombstone.ended or epoch <= tombstone.epoch)
 
-    def bury(self, request: str, epoch: int, ended: bool, now: float) -> None:
+    def bury(self, request: str, epoch: int, ended: bool) -> None:
         before = self.tombstones.pop(request, None)  # so that the oldest stand first
         if before is not None:
             epoch, ended = max(epoch, before.epoch), ended or before.ended
-        self.tombstones[request] = Tombstone(epoch, ended, now)
+        self.tombstones[request] = Tombstone(epoch, ended, self.age)
 
     def unbind(self, record: Record) -> list[Place]:
         """Take a request out of queues and counts; returns the workers that may hold something of it."""
@@ -257,7 +257,7 @@ class Router(Core):
         del self.records[record.request]
         for name in dict.fromkeys((*encoders, *(name for name, _ in places))):  # in an order that no hash decides
             self.send(name, Release(record.request, record.epoch, ended))
-        self.bury(record.request, record.epoch, ended, now)
+        self.bury(record.request, record.epoch, ended)
 
     def lose(self, record: Record, why: str, now: float) -> None:
         """This epoch is over; its entry is to raise it."""
@@ -277,7 +277,7 @@ class Router(Core):
             self._check(record, now)
         self.images.assign(now)
         for request, tombstone in list(self.tombstones.items()):
-            if now - tombstone.at <= times.tombstone:
+            if self.age - tombstone.at <= times.tombstone:
                 break
             del self.tombstones[request]
         if now - self._last_round >= self.policy.round:

@@ -128,7 +128,7 @@ class View:
 
 @dataclass
 class Tombstone:
-    """A request that was released up to `epoch`; `ended` if no higher one will come."""
+    """A request that was released up to `epoch`; `ended` if no higher one will come. `at`: the router's age then."""
 
     epoch: int
     ended: bool

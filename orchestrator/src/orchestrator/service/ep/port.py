@@ -90,7 +90,7 @@ class EpPort:
         if config.store.kind != "none":
             check_store(config.store)
         self.ranks, self._engine = ranks, options.engine
-        setup = RankSetup(FromFolder(model_folder), port or StreamingRank(spec))
+        setup = RankSetup(FromFolder(model_folder, vision=False), port or StreamingRank(spec))
         self._processes = RankProcesses(options, model, setup)
         self._lock = threading.Lock()
         self._answers: list[EngineEvent] = []

@@ -175,7 +175,7 @@ def _load(spec: WorkerSpec) -> Engine:
         check_device(config.device)
     except UsageError as error:
         raise ValueError(str(error)) from None
-    model = load_model(folder, dense=config.dense, device=config.device)
+    model = load_model(folder, dense=config.dense, device=config.device, vision=False)  # encoders are elsewhere
     config.context(model.config)
     engine = Engine(model, load_tokenizer(folder), config)
     if spec.role == "decode":
