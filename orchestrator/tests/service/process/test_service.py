@@ -5,11 +5,12 @@ import threading
 
 import msgspec
 import pytest
+from engines_kit import REQUESTS
+from engines_kit import alone as of_one_engine
 from service_kit_process import LONG, SECRET, Heard, Supervisor, Worker, until
 
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.engine import Engine
-from orchestrator.engine.request import SamplingParams, TokenOutput
 from orchestrator.roles import Decode, DecodeOptions, Entry, Prefill, Router, Settings
 from orchestrator.roles.handoff_port import HandoffPort, encode_params
 from orchestrator.roles.messages import Deliver, DeliverEnd, RequestSpec
@@ -22,13 +23,6 @@ from orchestrator.service.process.events import ShellEvents
 from orchestrator.service.process.shell import Shell
 
 TIMES = {"settle": 1.1, "first_token": LONG, "answer": LONG, "admit": LONG}
-REQUESTS = {
-    "short": ([5, 6, 7], SamplingParams(max_tokens=20, seed=1, ignore_eos=True)),
-    "long": (list(range(3, 303)), SamplingParams(max_tokens=24, seed=2, ignore_eos=True)),
-    "greedy": (list(range(9, 29)), SamplingParams(temperature=0.0, max_tokens=20, seed=3)),
-    "stops": ([100, 101], SamplingParams(max_tokens=40, seed=4, stop_token_ids=tuple(range(7, 60)))),
-    "one": ([1], SamplingParams(max_tokens=1, seed=7)),
-}
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +49,7 @@ def engine_of(model):
 @pytest.fixture(scope="module")
 def alone(model):
     """Tokens and reasons of one engine."""
-    engine = engine_of(model)
-    for name, (prompt, params) in REQUESTS.items():
-        engine.add(name, prompt, params)
-    tokens, ends = {name: [] for name in REQUESTS}, {}
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, TokenOutput):
-                tokens[event.request_id].append(event.token_id)
-            elif hasattr(event, "reason"):
-                ends[event.request_id] = event.reason
-    return tokens, ends
+    return of_one_engine(model, REQUESTS)
 
 
 class FrontInbox(Heard):
@@ -247,26 +231,11 @@ def test_in_processes(processes, alone):
     assert not front.failed
 
 
-def test_a_decode_worker_that_is_killed(processes, alone):
-    """Its requests go on elsewhere, and bring what they would have brought."""
-    front = processes.front
-    for name in ("router", "prefill-0", "decode-0"):
-        processes(name)
-    front.meet(dict.fromkeys(processes.workers, 1), processes.sound)
-    for round in range(4):
-        for name in REQUESTS:
-            front.ask(f"{name}/{round}", name)
-    until(lambda: sum(map(len, front.tokens.values())) > 5)
-    processes("decode-0", life=2)
-    front.meet({"router": 1, "prefill-0": 1, "decode-0": 2}, processes.sound)
-    front.finish(processes.sound)
-    compare(front, alone)
-    assert not front.failed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", ["router", "prefill-0"])
-def test_others_that_are_killed(processes, alone, role):
+@pytest.mark.parametrize(
+    "role", ["decode-0", *(pytest.param(role, marks=pytest.mark.slow) for role in ("router", "prefill-0"))]
+)
+def test_a_worker_that_is_killed(processes, alone, role):
+    """Requests go on, elsewhere or later, and bring what they would have brought."""
     front = processes.front
     for name in ("router", "prefill-0", "decode-0"):
         processes(name)
