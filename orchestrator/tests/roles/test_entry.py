@@ -227,6 +227,13 @@ def test_a_router_that_has_lost_a_worker_is_believed_when_the_entry_hears_nothin
     assert only(beats(entry, 3.5, 4.5), Submit)[0].epoch == 2
 
 
+def test_a_worker_whose_life_is_over_is_not_waited_for():
+    entry = entry_in("streaming")
+    (submit,) = only(entry.step(Lost("r", 1, "d left", certain=True), 1.1), Submit)
+    assert (submit.epoch, submit.output) == (2, (5, 6))
+    assert not only(entry.step(tokens(1, 2, (7,)), 1.2), Deliver)  # was still under way
+
+
 def test_times_that_run_out():
     settings = Settings()
     entry = Entry("entry", settings)

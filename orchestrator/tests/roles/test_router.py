@@ -275,6 +275,20 @@ def test_a_worker_that_leaves_is_forgotten():
     assert "p0" not in rig.router.fleet.views and "p0" not in rig.router.waiting.bins.engines
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_only_a_worker_whose_end_is_known_is_lost_for_certain(silent):
+    rig = Rig()
+    rig.fleet(decode=2)
+    ((worker, _),) = to(rig.submit(), Reserve)
+    others = [("p0", "prefill"), *((name, "decode") for name in ("d0", "d1") if name != worker)]
+    actions = [] if silent else rig(Gone(worker, "decode", 1000))
+    while not only(actions, Lost):
+        actions = [action for name, role in others for action in rig.report(name, role)] + rig.beats(0.5)
+    (lost,) = only(actions, Lost)
+    assert lost.certain is not silent and worker in lost.why
+    assert only(rig.submit(), Lost)[0] == lost, "repeated as it was"
+
+
 def test_draining_workers_get_nothing():
     rig = Rig()
     rig.fleet()

@@ -123,7 +123,8 @@ class Entry(Core):
         owned = self._present(message, now)
         if owned is None:
             return
-        if owned.state == "streaming" and now - owned.heard <= 2 * self.settings.beat:
+        heard = owned.state == "streaming" and now - owned.heard <= 2 * self.settings.beat
+        if heard and not message.certain:
             owned.doubted = True  # perhaps it is only the router that does not hear its worker
         else:
             self._next_epoch(owned, message.why, now)

@@ -53,11 +53,15 @@ class Refused(Wire, frozen=True):
 
 
 class Lost(Wire, frozen=True):
-    """Router to entry: whoever had this epoch has it no more; go on under a higher one."""
+    """Router to entry: whoever had this epoch has it no more; go on under a higher one.
+
+    `certain`: its worker's life is over, so nothing more comes of it; else the router may only not hear the worker.
+    """
 
     request: str
     epoch: int
     why: str
+    certain: bool = False
 
 
 class Release(Wire, frozen=True):

@@ -134,7 +134,7 @@ class Router(Core):
 
     def _answer(self, record: Record) -> None:
         if record.state == "lost":
-            self.send(record.entry, Lost(record.request, record.epoch, record.why))
+            self.send(record.entry, Lost(record.request, record.epoch, record.why, record.certain))
         else:
             self.send(record.entry, Accepted(record.request, record.epoch, self.incarnation))
 
@@ -198,10 +198,10 @@ class Router(Core):
     def _gone(self, message: Gone, now: float) -> None:
         view = self.fleet.at((message.worker, message.incarnation))
         if view is not None:
-            self.drop_worker(view, "left", now)
+            self.drop_worker(view, "left", now, certain=True)
 
-    def drop_worker(self, view: View, why: str, now: float) -> None:
-        """A life of a worker is over, and with it all that it held."""
+    def drop_worker(self, view: View, why: str, now: float, *, certain: bool = False) -> None:
+        """A life of a worker is over, or taken for over without being `certain`, and with it all that it held."""
         name, gone = view.report.worker, view.place
         del self.fleet.views[name]
         self.waiting.bins.remove(name)
@@ -210,7 +210,7 @@ class Router(Core):
             if record.target == gone:
                 record.target = None
             elif gone == record.decode:
-                self.lose(record, f"{name} {why}", now)
+                self.lose(record, f"{name} {why}", now, certain=certain)
             elif gone == record.prefill and record.state == "assigned":
                 self._lose_source(record, f"{name} {why}", now)
 
@@ -259,12 +259,12 @@ class Router(Core):
             self.send(name, Release(record.request, record.epoch, ended))
         self.bury(record.request, record.epoch, ended)
 
-    def lose(self, record: Record, why: str, now: float) -> None:
+    def lose(self, record: Record, why: str, now: float, *, certain: bool = False) -> None:
         """This epoch is over; its entry is to raise it."""
         for name, _ in self.unbind(record):
             self.send(name, Release(record.request, record.epoch, ended=False))
-        record.state, record.why, record.wanted = "lost", why, now
-        self.send(record.entry, Lost(record.request, record.epoch, why))
+        record.state, record.why, record.certain, record.wanted = "lost", why, certain, now
+        self.send(record.entry, Lost(record.request, record.epoch, why, certain))
 
     # Time
 

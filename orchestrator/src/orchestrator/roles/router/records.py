@@ -23,6 +23,7 @@ class Record:
         prefill, decode: who works on it. target: who will, after a migration; its number is `move`.
         assignment, reservation: what was sent, to be repeated.
         embeddings: by digest of its images, None until ready. encoders: who was asked, by digest.
+        why, certain: of a lost one, as in `Lost`.
     """
 
     request: str
@@ -46,6 +47,7 @@ class Record:
     embeddings: dict[str, Embedding | None] = field(default_factory=dict)
     encoders: dict[str, str] = field(default_factory=dict)
     why: str = ""
+    certain: bool = False
 
     @property
     def key(self) -> Key:

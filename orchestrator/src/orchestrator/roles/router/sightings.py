@@ -25,7 +25,7 @@ class Sightings:
             if report.incarnation < known.incarnation and router.rules.check_incarnation:
                 return
             if report.incarnation != known.incarnation:
-                router.drop_worker(view, "has restarted", now)
+                router.drop_worker(view, "has restarted", now, certain=True)
                 view = None
             elif report.number <= known.number:
                 return
