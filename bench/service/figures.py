@@ -20,8 +20,10 @@ _SAYS = {
     "recovery": "One process is killed while clients stream; the time is until its successor works. Its start is the "
     "import of libraries and the load of the model, on cores that the others compute on. A stream notices only the end "
     "of its decode worker: its supervisor tells the router, and the request goes on from its last token elsewhere.",
-    "latency": "Each client sends one request after the other. Decode workers that never wait for a prompt give the "
-    "later tokens faster; with many clients on so few cores it is the first token that waits for it.",
+    "latency": "Each client sends one request after the other. Workers on one machine share its cores: each of them has "
+    "its part, one thread at least, where one process that does everything has them all, and reads a prompt sooner. "
+    "Decode workers that never wait for a prompt give the later tokens faster; with many clients on so few cores it is "
+    "the first token that waits for it.",
     "prefixes": "The last row's workers had nothing in their memory: what they hit came from the store of all.",
     "transfer": "From prefill to decode workers, over shared memory. Short prompts are one step, so that their state "
     "is made at its end; longer ones are sent while they are computed.",

@@ -155,6 +155,8 @@ class HandoffPort:
         key = (c.request, c.epoch)
         name = self._names.get(key, "")
         ended = self._ends.get(name)
+        if ended is not None and name not in self._outputs:  # it was decoded here
+            return Exported(*key, None, (), "it has ended, which the next step tells")
         if ended is not None and ended.reason in ("stop", "length"):
             spec = self._specs[name]
             known = tuple(self._outputs[name]) + tuple(self._tokens.pop(name, ()))
@@ -171,6 +173,8 @@ class HandoffPort:
             kinds, payloads = self._parts(name, c, "replay" if replay else "full")
         except (HandoffRefused, ValueError) as error:
             return Exported(*key, None, (), str(error))
+        self._note(self.engine.take_events())  # of a step in flight, which was read for it
+        self._tokens.pop(name, None)  # the state tells all; engines step requests that no command names as well
         self._given.add(name)
         manifest = Manifest(
             self.layout,

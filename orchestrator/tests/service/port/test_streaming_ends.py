@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from port_kit import (
     spec_of,
 )
 
+from orchestrator.engine.launch import InOrder
 from orchestrator.engine.request import SamplingParams
 from orchestrator.roles.engine_port import (
     DecodeDone,
@@ -45,6 +47,7 @@ from orchestrator.roles.engine_port import (
     Thaw,
     Withdraw,
 )
+from orchestrator.roles.handoff_port import decode_note
 from orchestrator.roles.state_parts import part_of
 from orchestrator.service.ports.tickets import Announced, pack, unpack, unpack_announced
 from orchestrator.transfer import Times
@@ -345,6 +348,50 @@ def test_a_running_request_moves_and_goes_on(nano, ports):
         check_nothing_is_left(source, target, third)
     finally:
         third.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_what_was_computed_unasked_is_told_once(nano, steps, overlap):
+    """An engine steps all that it holds. A move that comes to nothing must not make those tokens come twice."""
+    prompt, params = prompt_of(20, 3), SamplingParams(max_tokens=200, ignore_eos=True, logprobs=2)
+    other = spec_of(prompt, params)
+    mine = spec_of(PROMPT, replace(PARAMS, logprobs=1))
+    source, target = port_of(nano), port_of(nano)
+    if overlap:
+        target.engine.overlap(InOrder())
+    try:
+        states = {}
+        for name, spec in (("other", other), ("r", mine)):
+            assert not begin(source, spec, name).why
+            compute(source, spec, name)
+            states[name] = ask(source, Export(name, 1), Exported)
+            assert ask(target, load_of(spec, states[name], name), Loaded) == Loaded(name, 1)
+            ask(source, Drop(name, 1), Dropped)
+            source.do(Withdraw(name, 1))
+        tokens, notes = list(states["r"].manifest.output), list(states["r"].manifest.notes)
+        for step in range(steps):
+            assert all(o.request == "other" for o in ask(target, RunDecode(step, (("other", 1),)), DecodeDone).outputs)
+        moved = ask(target, Export("r", 1), Exported)
+        if moved.manifest is not None:
+            assert list(moved.manifest.output)[: len(tokens)] == tokens and steps < 20
+            tokens, notes = list(moved.manifest.output), notes + list(moved.manifest.notes)
+        else:
+            assert "ended" in moved.why and steps == 40
+        target.do(Thaw("r", 1))
+        end = ""
+        while not end:
+            for output in ask(target, RunDecode(99, (("r", 1),)), DecodeDone).outputs:
+                tokens, notes, end = tokens + list(output.tokens), notes + list(output.notes), output.reason
+        expected = alone(nano, PROMPT, replace(PARAMS, logprobs=1))
+        assert (tokens, [decode_note(note) for note in notes], end) == expected
+        for name in states:
+            ask(target, Drop(name, 1), Dropped)
+        target.engine.step()  # reads the one that was in flight when the other request was dropped
+        check_nothing_is_left(source, target)
+    finally:
+        source.close()
+        target.close()
 
 
 # Deaths

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from orchestrator.engine.request import Event
 from orchestrator.engine.sequence import State
-from orchestrator.roles.engine_port import DecodeOutput, Export, Exported, RunDecode, RunPrefill
+from orchestrator.roles.engine_port import DecodeOutput, RunDecode, RunPrefill
 from orchestrator.service.ports.streaming import StreamingPort
 
 
@@ -39,14 +39,3 @@ class RankPort(StreamingPort):
     def has_outputs(self, run: RunDecode) -> bool:
         """Whether something came out for any of these requests that was not told."""
         return any(self._names.get(key) in self._tokens or self._names.get(key) in self._ends for key in run.requests)
-
-    def _export(self, c: Export) -> Exported:
-        """All tokens go into the state, those that were not told yet too."""
-        name = self._names.get((c.request, c.epoch), "")
-        if name in self._ends and name not in self._outputs:  # it was decoded here
-            return Exported(c.request, c.epoch, None, (), "it has ended, which the next step tells")
-        exported = super()._export(c)
-        self._note(self.engine.take_events())  # a step in flight was read
-        if exported.manifest is not None:
-            self._tokens.pop(name, None)
-        return exported
