@@ -20,8 +20,8 @@ _SAYS = {
     "recovery": "One process is killed while clients stream; the time is until its successor works. Its start is the "
     "import of libraries and the load of the model, on cores that the others compute on. A stream notices only the end "
     "of its decode worker: its supervisor tells the router, and the request goes on from its last token elsewhere.",
-    "latency": "Each client sends one request after the other. Workers on one machine share its cores: each of them has "
-    "its part, one thread at least, where one process that does everything has them all, and reads a prompt sooner. "
+    "latency": "Each client sends one request after the other. Workers on one machine share its cores: each has its "
+    "part, one thread at least, where one process that does everything has them all, and reads a prompt sooner. "
     "Decode workers that never wait for a prompt give the later tokens faster; with many clients on so few cores it is "
     "the first token that waits for it.",
     "prefixes": "The last row's workers had nothing in their memory: what they hit came from the store of all.",
@@ -236,7 +236,7 @@ def page(found: Mapping[str, Any], pictures: Sequence[str]) -> str:
         "```",
         "fathom bench service                         all of it, local processes",
         "fathom bench service --clusters local,ray    the same under Ray as well",
-        "fathom bench service --parts storm --requests 200 --mean 7 --kinds kill,pause,drain --seed 9 --out FILE",
+        "fathom bench service --parts storm --requests 200 --mean 5 --kinds kill,pause,drain --seed 21 --out FILE",
         "fathom bench service --device cuda           two engine processes on one NVIDIA GPU",
         "fathom bench service --quick                 to try the command",
         "fathom bench service --from FILE --page docs/service_measured.md",

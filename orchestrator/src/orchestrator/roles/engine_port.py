@@ -89,7 +89,8 @@ class PrefillDone(Struct, frozen=True, gc=False):
 class Export(Struct, frozen=True, gc=False):
     """Prefill, decode: copy a request's state out, all kinds, as the last step left it. Answer: `Exported`.
 
-    The request does not run any more until `Thaw` or `Drop`.
+    The request does not run any more until `Thaw` or `Drop`. The manifest has all its tokens, and no `DecodeDone` tells
+    any of them again; a request that has ended has no state, and the next `DecodeDone` tells its end.
     """
 
     request: str
@@ -159,7 +160,10 @@ class Rename(Struct, frozen=True, gc=False):
 
 
 class RunDecode(Struct, frozen=True, gc=False):
-    """Decode: one step of these requests, (request, epoch) each. Answer: `DecodeDone`. One is under way at most."""
+    """Decode: one step of these requests, (request, epoch) each. Answer: `DecodeDone`. One is under way at most.
+
+    An engine may step others that it holds too; their tokens are told once, when they are named or with their state.
+    """
 
     step: int
     requests: tuple[Key, ...]
