@@ -22,8 +22,8 @@ def load_model(
     """Read a checkpoint in the official layout and bind it to the kernels of this machine.
 
     `device` is "cpu" or "cuda"; `experts` and `vision` as in `load_weights`, for a rank of several that holds its own
-    share, and for an engine whose images are encoded elsewhere. Raises ValueError where it
-    cannot be used, and `orchestrator.model.checkpoint` errors that name the file, the tensor and what to do.
+    share, and for an engine whose images are encoded elsewhere. Raises ValueError where it cannot be used, and
+    `orchestrator.model.checkpoint` errors that name the file, the tensor and what to do.
     """
     place = resolve_device(device)
     weights = load_weights(path, experts, vision)

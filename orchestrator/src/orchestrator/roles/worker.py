@@ -168,7 +168,7 @@ class Worker(Core):
         before = self._tombstones.pop(request, (0, 0.0))[0]  # so that the oldest stand first
         self._tombstones[request] = (max(epoch, before), self.age)
 
-    def supersede(self, request: str, epoch: int, now: float) -> None:
+    def supersede(self, request: str, epoch: int) -> None:
         """A new epoch begins here: earlier ones are over."""
         if epoch > 1:
             self.free(request, epoch - 1)

@@ -28,7 +28,7 @@ class Receiving:
         if worker.life != "active":
             self._refuse(order, f"{worker.name} takes nothing new", now)
             return
-        worker.supersede(order.request, order.epoch, now)
+        worker.supersede(order.request, order.epoch)
         room, _ = worker.room()
         row = Row(order, now, order.epoch, output=list(order.output), acked=len(order.output))
         if row.tokens > room or (worker.most_rows and len(worker.rows) >= worker.most_rows):

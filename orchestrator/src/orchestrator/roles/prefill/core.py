@@ -101,7 +101,7 @@ class Prefill(Worker):
         if self.life != "active":
             self.tell_failure(*key, order.entry, f"{self.name} takes nothing new", now)
             return
-        self.supersede(order.request, order.epoch, now)
+        self.supersede(order.request, order.epoch)
         job = self.jobs[key] = Job(order, now, self.options.cost)
         if order.embeddings:
             self._ask(job, now)
