@@ -222,24 +222,20 @@ class Post:
         for _ in range(_TURN):
             with self._lock:
                 queue = self._queues.get(address)
-                letter = queue.pop() if queue else None
-            if letter is None:
-                break
+                if not queue:
+                    break
+                letter = queue.head  # it counts as waiting until it has gone
             try:
                 push.send_multipart(letter.frames, zmq.NOBLOCK, copy=letter.size < 65_536)
             except zmq.Again:
                 blocked = True
                 with self._lock:
-                    queue = self._queues.get(address)
-                    late = 0
-                    if queue is not None:
-                        queue.put_back(letter)
-                        late = queue.forget_late(time.monotonic())
-                    for why, count in (("late", late), ("moved", int(queue is None))):
-                        if count:
-                            self.counts[f"dropped: {why}"] += count
+                    late = queue.forget_late(time.monotonic())
+                    if late and self._queues.get(address) is queue:
+                        self.counts["dropped: late"] += late
                 break
             with self._lock:
+                queue.pop()
                 self.counts["sent"] += 1
         else:
             blocked = True

@@ -38,15 +38,13 @@ class PostQueue:
         self._letters.append(letter)
         self.size += letter.size
 
-    def pop(self) -> Letter:
-        letter = self._letters.popleft()
-        self.size -= letter.size
-        return letter
+    @property
+    def head(self) -> Letter:
+        """The next to go; there has to be one."""
+        return self._letters[0]
 
-    def put_back(self, letter: Letter) -> None:
-        """The one that `pop` gave last."""
-        self._letters.appendleft(letter)
-        self.size += letter.size
+    def pop(self) -> None:
+        self.size -= self._letters.popleft().size
 
     def forget_late(self, now: float) -> int:
         """Drop what is too old; how many."""
