@@ -365,6 +365,7 @@ def test_books_change_while_messages_go(make):
         while not stop.is_set():
             number += 1
             a.know({"b": peers[number % 4][0].address})
+            time.sleep(0.001)  # or no letter would live long enough to go
 
     thread = threading.Thread(target=change)
     thread.start()
