@@ -203,9 +203,10 @@ def _draw_storm(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for at, name in row["fault_times"]:
             axis.axvline(at, color=_GREY, linewidth=0.6)
             axis.text(at, len(row["spans"]), name, rotation=90, fontsize=5, va="top", ha="right", color=_GREY)
+        kinds = ", ".join(sorted({kind.split()[0] for kind in row["faults"]}))
+        title = f"{row['shape']}, {row['requests']} requests, {kinds}: red streams fell silent for more than 1 s"
         axis.set(
-            title=f"{row['shape']}: red streams fell silent for more than 1 s", xlabel="seconds", ylabel="requests",
-            xlim=(0, row["seconds"]), ylim=(0, len(row["spans"]) + 1),
+            title=title, xlabel="seconds", ylabel="requests", xlim=(0, row["seconds"]), ylim=(0, len(row["spans"]) + 1)
         )  # fmt: skip
     _save(figure, path)
 
