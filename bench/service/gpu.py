@@ -15,13 +15,12 @@ COUNTS = (1, 8, 32)
 
 
 def wanted(asked: Wanted) -> Wanted:
-    """What is asked for, on a GPU of this host, less `prefixes`: none are kept there. Raises ValueError without one."""
+    """What is asked for, on a GPU of this host. Raises ValueError without one."""
     import torch
 
     if not torch.cuda.is_available():
         raise ValueError("device: got 'cuda', but this PyTorch sees no NVIDIA GPU; leave it out to measure on the CPU")
-    parts = tuple(part for part in asked.parts if part != "prefixes")
-    return replace(asked, parts=parts, prefill=1, decode=1, encoder=min(asked.encoder, 1), counts=COUNTS)
+    return replace(asked, prefill=1, decode=1, encoder=min(asked.encoder, 1), counts=COUNTS)
 
 
 def ledger_name() -> str:

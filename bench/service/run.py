@@ -86,7 +86,7 @@ def _cluster(
     if "storm" in wanted.parts:
         with _bar(console, "what clients should get", len(some)) as step:
             expected = reference.answers(some, at_once=16, step=step)
-    with Park(shape, folder, options=options, config=config(wanted, folder)) as park:
+    with Park(shape, folder, options=options, config=config(folder)) as park:
         with console.status(f"starting {shape.title}"):
             park.wait_serving()
         if "latency" in wanted.parts:
@@ -122,13 +122,8 @@ def service_options(wanted: Wanted) -> tuple[str, ...]:
     return ("--max-requests", "1000", *device, "--model", wanted.model)
 
 
-def config(wanted: Wanted, folder: Path) -> dict[str, Any]:
-    """A store that the workers of this machine share, and a grace that a drain's end can be waited for.
-
-    On a GPU prompts are computed whole, as `fathom serve` does there unless told otherwise.
-    """
-    if wanted.device != "cpu":
-        return {"engine": {"prefix_cache": "off"}, "cluster": {"grace": 3.0}}
+def config(folder: Path) -> dict[str, Any]:
+    """A store that the workers of this machine share, and a grace that a drain's end can be waited for."""
     return {
         "store": {"kind": "embedded", "folder": str(folder / "store"), "capacity_gb": 2.0},
         "cluster": {"grace": 3.0},

@@ -48,7 +48,7 @@ PrefixCache = Annotated[
     str | None,
     typer.Option(
         help="prompts share the cache of a common beginning: off, bounded, exact or canonical; "
-        "default: exact on a CPU (canonical with --cache-folder, bounded with --no-reproducible), off on a GPU"
+        "default: exact (canonical with --cache-folder, bounded with --no-reproducible)"
     ),
 ]
 Reproducible = Annotated[

@@ -235,11 +235,11 @@ def test_the_io_process_ends_with_a_server_that_was_killed(tmp_path):
 
 
 def test_modes_that_the_command_line_takes():
-    assert prefix_mode_of(None, "cpu", True) == "exact" and prefix_mode_of(None, "cpu", False) == "bounded"
-    assert prefix_mode_of(None, "cpu", True, stored=True) == "canonical" and prefix_mode_of(None, "cuda", True) == "off"
-    assert [prefix_mode_of(m, "cuda", True) for m in PREFIX_MODES] == list(PREFIX_MODES)
+    assert prefix_mode_of(None, True) == "exact" and prefix_mode_of(None, False) == "bounded"
+    assert prefix_mode_of(None, True, stored=True) == "canonical"
+    assert [prefix_mode_of(m, True) for m in PREFIX_MODES] == list(PREFIX_MODES)
     with pytest.raises(UsageError, match="--prefix-cache: got 'on', allowed are off, bounded, exact, canonical"):
-        prefix_mode_of("on", "cpu", True)
+        prefix_mode_of("on", True)
     for bad in ({"prefix_cache": "on"}, {"window_bytes": -1}, {"prefix_cache": "exact", "decoder_prefill": "exact"}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}: got"):
             EngineConfig(**bad)

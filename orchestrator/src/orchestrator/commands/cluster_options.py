@@ -96,8 +96,7 @@ def config_of(options: ServeOptions, roles: ClusterOptions, given: frozenset[str
         if "prefix_cache" in given or not file:
             stored = values.get("store", {}).get("kind", "none") != "none"
             reproducible = engine.get("dense", "fixed") == "fixed"
-            text = options.prefix_cache
-            engine["prefix_cache"] = prefix_mode_of(text, engine.get("device", "cpu"), reproducible, stored)
+            engine["prefix_cache"] = prefix_mode_of(options.prefix_cache, reproducible, stored)
         config = from_values(values, str(roles.cluster_config or "options"))
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -23,17 +23,15 @@ _SHARED_MEMORY = Path("/dev/shm")
 NO_BUDGETS: Mapping[str, float] = MappingProxyType({})
 
 
-def prefix_mode_of(text: str | None, device: str, reproducible: bool, stored: bool = False) -> PrefixMode:
+def prefix_mode_of(text: str | None, reproducible: bool, stored: bool = False) -> PrefixMode:
     """A mode as `EngineConfig.prefix_cache` takes it; `stored` says that blocks outlive the server.
 
     Where none is named: no tokens may change with what is cached in reproducible mode, which "exact" keeps, and
-    "canonical" for blocks whose windows are gone. On a GPU prefix reuse has not been run yet, so it is left off there.
+    "canonical" for blocks whose windows are gone.
     """
     from orchestrator.engine.prefix_plan import PREFIX_MODES
 
     if text is None:
-        if device != "cpu":
-            return "off"
         return "bounded" if not reproducible else "canonical" if stored else "exact"
     for mode in PREFIX_MODES:
         if text == mode:

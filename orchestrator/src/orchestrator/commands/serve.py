@@ -66,7 +66,7 @@ def serve(options: ServeOptions) -> int:
     device = check_device(options.device)
     speculation = speculation_of(options.speculation)
     stored = options.cache_folder is not None
-    prefix_cache = prefix_mode_of(options.prefix_cache, device, options.reproducible, stored)
+    prefix_cache = prefix_mode_of(options.prefix_cache, options.reproducible, stored)
     if stored and prefix_cache == "off":
         raise UsageError("--cache-folder: got a folder and --prefix-cache off, allowed is one of them")
     keys = read_keys(options.api_key_file)

@@ -1,4 +1,7 @@
-"""One service of several processes for all tests here, and one process beside it that says what is right."""
+"""One service of several processes for all tests here, and one process beside it that says what is right.
+
+Every test runs on the CPU and, where there is one, on an NVIDIA GPU that all processes share.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[4]
 HERE = Path(__file__).parent
@@ -32,24 +36,39 @@ def serves():
         pytest.skip("`fathom serve` has no --cluster here")
 
 
-@pytest.fixture(scope="session")
-def reference(serves, tmp_path_factory):
-    from proof_kit import OPTIONS
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def serve_options(device):
+    from proof_kit import options
+
+    return options(device)
+
+
+@pytest.fixture(scope="session")
+def reference(serves, serve_options, tmp_path_factory):
     from bench.service.reference import Reference
 
-    with Reference(tmp_path_factory.mktemp("reference"), options=OPTIONS) as made:
+    options = (*serve_options, "--prefix-cache", "off")  # every prompt is computed whole
+    with Reference(tmp_path_factory.mktemp("reference"), options=options) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def _park(serves, tmp_path_factory):
-    from proof_kit import OPTIONS, config
+def _park(serves, device, serve_options, tmp_path_factory):
+    from proof_kit import config
 
     from bench.service.park import Park, Shape
 
     folder = tmp_path_factory.mktemp("park")
-    with Park(Shape("local", 2, 2, 1), folder, options=OPTIONS, config=config(folder)) as made:
+    shape = Shape("local", 2, 2, 1) if device == "cpu" else Shape("local", 1, 1, 1)
+    with Park(shape, folder, options=serve_options, config=config(folder)) as made:
         made.wait_serving()
         yield made
 

@@ -15,7 +15,11 @@ from bench.service.park import Park
 from bench.service.reference import Reference
 
 MODEL = "v41-mini"
-OPTIONS = ("--max-requests", "300")
+
+
+def options(device: str) -> tuple[str, ...]:
+    """Of `fathom serve`, for a service and for the process beside it."""
+    return ("--max-requests", "300", *(() if device == "cpu" else ("--device", device)))
 
 
 def config(folder: Path, grace: float = 1.0) -> dict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from proof_kit import OPTIONS, Load, config, some
+from proof_kit import Load, config, some
 
 from bench.service import processes
 from bench.service.clients import complaints
@@ -11,8 +11,8 @@ from bench.service.park import Park, Shape
 
 
 @pytest.fixture
-def small(serves, tmp_path):
-    with Park(Shape("local", 1, 1, 0), tmp_path, options=OPTIONS, config=config(tmp_path, 60.0)) as made:
+def small(serves, serve_options, tmp_path):
+    with Park(Shape("local", 1, 1, 0), tmp_path, options=serve_options, config=config(tmp_path, 60.0)) as made:
         made.wait_serving()
         yield made
 

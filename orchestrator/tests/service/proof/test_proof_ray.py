@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from proof_kit import OPTIONS, Load, check, config, every_kind, some
+from proof_kit import Load, check, config, every_kind, some
 
 from bench.service import faults
 from bench.service.clients import complaints
@@ -17,9 +17,12 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 
 @pytest.fixture(scope="module")
-def ray_park(serves, tmp_path_factory):
+def ray_park(serves, device, serve_options, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
-    with Park(Shape("ray", 1, 1, 1), folder, options=OPTIONS, config=config(folder, 30.0)) as made:
+    settings = config(folder, 30.0)
+    if device == "cuda":
+        settings["cluster"]["gpus"] = 0.25  # all on the first; Ray hides GPUs from actors that ask for none
+    with Park(Shape("ray", 1, 1, 1), folder, options=serve_options, config=settings) as made:
         made.wait_serving(400)
         yield made
 

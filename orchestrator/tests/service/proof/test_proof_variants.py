@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from proof_kit import OPTIONS, Load, check, config, counted, some
+import torch
+from proof_kit import Load, check, config, counted, some
 
 from bench.service.clients import complaints
 from bench.service.park import Park, Shape
@@ -15,12 +16,14 @@ from bench.service.park import Park, Shape
 KINDS = ("greedy", "sampled", "long")
 
 
-def test_groups_behind_the_roles(reference, tmp_path):
+def test_groups_behind_the_roles(reference, device, serve_options, tmp_path):
     """Two ranks behind prefill and decode each; a rank of the decode worker dies while it decodes."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two NVIDIA GPUs: a rank has one")
     groups = {**config(tmp_path), "roles": {"prefill_ep": 2, "decode_ep": 2}}
     wanted = some(61, 6, kinds=KINDS, tokens=64)
     expected = reference.answers(wanted)
-    with Park(Shape("local", 1, 1, 0), tmp_path, options=OPTIONS, config=groups) as park:
+    with Park(Shape("local", 1, 1, 0), tmp_path, options=serve_options, config=groups) as park:
         park.wait_serving()
         check(reference, park, some(62, 3, kinds=KINDS))
         assert counted(park)["prefill ranks"] == counted(park)["decode ranks"] == 2
@@ -35,13 +38,13 @@ def test_groups_behind_the_roles(reference, tmp_path):
         assert decode.life == 1, "the group formed anew, in the same process"
 
 
-def test_states_move_over_mooncake(reference, tmp_path):
+def test_states_move_over_mooncake(reference, serve_options, tmp_path):
     try:
         import mooncake.engine  # noqa: F401
     except ImportError as error:
         pytest.skip(f"Mooncake's wheel cannot be loaded here ({error}); Debian: apt-get install libibverbs1")
     links = {**config(tmp_path), "transfer": {"kind": "mooncake"}}
-    with Park(Shape("local", 1, 1, 0), tmp_path, options=OPTIONS, config=links) as park:
+    with Park(Shape("local", 1, 1, 0), tmp_path, options=serve_options, config=links) as park:
         park.wait_serving()
         check(reference, park, some(63, 6, kinds=KINDS))
         park.wait(lambda: counted(park)["decode handoffs in"] >= 6, 30, "to count states")
