@@ -28,6 +28,11 @@ _SAYS = {
     "transfer": "From prefill to decode workers, over shared memory. Short prompts are one step, so that their state "
     "is made at its end; longer ones are sent while they are computed.",
 }
+_ON_A_GPU = {
+    "latency": "Each client sends one request after the other; 16 run at once in one engine. All processes share the GPU "
+    "and take turns on it, so the figures say what the hand-over costs and not what two GPUs would give. The model is so "
+    "small that a step's time is that of its launches.",
+}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -38,13 +43,14 @@ def load(path: Path) -> dict[str, Any]:
 def tables(found: Mapping[str, Any]) -> list[str]:
     """Markdown of all that was measured."""
     lines: list[str] = []
+    says = _SAYS if found["about"]["device"] == "cpu" else _SAYS | _ON_A_GPU
     for part, title, make in (
         ("storm", "Requests while processes die", _storm), ("recovery", "One kill", _recovery),
         ("latency", "Clients", _latency), ("prefixes", "Prefixes", _prefixes),
         ("transfer", "States that moved", _transfer),
     ):  # fmt: skip
         if found.get(part):
-            lines += [f"## {title}", "", _SAYS[part], "", *make(found[part]), ""]
+            lines += [f"## {title}", "", says[part], "", *make(found[part]), ""]
     for row in found.get("ends", ()):
         left = (
             f"{len(row['left'])} processes were left: {', '.join(row['left'])}" if row["left"] else "nothing was left"
@@ -127,9 +133,10 @@ def _transfer(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     for row in rows:
         each = row["bytes"] / max(1, row["handoffs"]) / 2**20
+        rate = f"{row['rate'] / 2**20:,.0f} MiB/s" if row["there"] < 1 else "-"
         lines.append(
             f"| {row['shape']} | {row['of']} | {row['handoffs']} | {each:.2f} | {row['ahead']:.0%} "
-            f"| {row['there']:.0%} | {row['load_ms']:.1f} ms | {row['rate'] / 2**20:,.0f} MiB/s |"
+            f"| {row['there']:.0%} | {row['load_ms']:.1f} ms | {rate} |"
         )
     return lines
 
@@ -222,17 +229,18 @@ def _save(figure: Any, path: Path) -> None:
 def page(found: Mapping[str, Any], pictures: Sequence[str]) -> str:
     """The whole page."""
     about = found["about"]
-    device = "its CPU" if about["device"] == "cpu" else "one GPU that two engine processes share"
+    on_cpu = about["device"] == "cpu"
+    device = "its CPU" if on_cpu else f"one {about['machine']} that all processes share"
     lines = [
-        "# The service, measured",
+        f"# The service, measured{'' if on_cpu else ' on a GPU'}",
         "",
         "Measured by `fathom bench service`: several processes serve while clients stream and processes are killed. "
         "What clients get is compared, token by token and with log-probabilities, with what one undisturbed process "
         "gives.",
         "",
         f"**These figures say how the service behaves, not how fast it is**: {about['model']} on {device}, clients and "
-        f"all workers on the same {about['cores']} cores. {about['machine']}, Python {about['python']}, load "
-        f"{about['load']} when it began; {about['date']}.",
+        f"all workers on the same {about['cores']} cores. {about['machine'] + ', ' if on_cpu else ''}"
+        f"Python {about['python']}, load {about['load']} when it began; {about['date']}.",
         "",
         "```",
         "fathom bench service                         all of it, local processes",

@@ -1,7 +1,6 @@
 """The same on one NVIDIA GPU: one prefill and one decode process share it, beside one process that does both.
 
-Two processes on one GPU take turns, so the times say what the hand-over costs and not what two GPUs would give. It has
-not been run in this project's own checks, which have no GPU.
+Processes on one GPU take turns, so the times say what the hand-over costs and not what two GPUs would give.
 """
 
 from __future__ import annotations
