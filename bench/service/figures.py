@@ -29,9 +29,9 @@ _SAYS = {
     "is made at its end; longer ones are sent while they are computed.",
 }
 _ON_A_GPU = {
-    "latency": "Each client sends one request after the other; 16 run at once in one engine. All processes share the GPU "
-    "and take turns on it, so the figures say what the hand-over costs and not what two GPUs would give. The model is so "
-    "small that a step's time is that of its launches.",
+    "latency": "Each client sends one request after the other; 16 run at once in one engine. All processes share the "
+    "GPU and take turns on it, so the figures say what the hand-over costs and not what two GPUs would give. The model "
+    "is so small that a step's time is that of its launches.",
 }
 
 

@@ -83,7 +83,7 @@ def generate(
     reproducible: Reproducible = True,
     speculation: Speculation = "scheduled",
     threads: Threads = None,
-    ep: Annotated[int, typer.Option(min=1, help="processes that share the experts (on a CPU)")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="processes that share the experts; with --device cuda a GPU each")] = 1,
     ep_slots: Annotated[int | None, typer.Option(min=1, help="experts of a layer that each of them holds")] = None,
     ep_plan: Annotated[
         str, typer.Option(help="whose rows experts are placed anew by while they run: off, prefill, decode or all")

@@ -13,7 +13,7 @@ from roles_kit import image, unreliable
 from orchestrator.engine.config import EngineConfig
 from orchestrator.engine.engine import Engine
 from orchestrator.engine.request import GrammarSpec, SamplingParams, TokenOutput
-from orchestrator.roles.engine_port import Begin
+from orchestrator.roles.engine_port import Begin, Drop, Export, PrefillChunk, RunPrefill
 from orchestrator.roles.handoff_port import HandoffPort, decode_note, decode_params, encode_params
 from orchestrator.roles.messages import Drain, RequestSpec
 
@@ -49,6 +49,34 @@ def test_prefill_and_decode_apart_give_what_one_engine_gives(nano):
     service.ask_all(REQUESTS)
     service.finish(60)
     compare(service, nano, REQUESTS)
+
+
+def test_a_prompt_that_is_cached_takes_few_steps(nano):
+    """The core knows of no cache; what the engine found there is not asked for chunk by chunk."""
+    engine = Engine(nano, None, EngineConfig(num_blocks=40, chunk_tokens=128, prefix_cache="exact", speculation="off"))
+    port, spec = HandoffPort(engine), RequestSpec(tuple(i % 500 + 3 for i in range(2000)), 4)
+    spec = replace(spec, params=encode_params(SamplingParams(max_tokens=4, temperature=0)))
+    steps, states = [], []
+    for number in range(2):
+        name = f"r{number}"
+        port.do(Begin(name, 1, spec, (), 0))
+        (began,) = port.answers()
+        assert not began.why
+        at = count = 0
+        while at < 2000:
+            end = min(2000, at + 128)
+            port.do(RunPrefill(count, (PrefillChunk(name, 1, 0, at, end - at, end == 2000),)))
+            done = port.answers()[-1]
+            assert not done.ahead or done.ahead[0][:2] == (name, 1)
+            at, count = max([end, *(min(tokens, 1999) for *_, tokens in done.ahead)]), count + 1
+        steps.append(count)
+        port.do(Export(name, 1))
+        (exported,) = port.answers()
+        states.append(exported.manifest.output)
+        port.do(Drop(name, 1))
+        port.answers()
+    assert states[0] == states[1] and len(states[0]) == 1
+    assert steps[0] >= 8 and steps[1] <= 4, steps
 
 
 def test_more_prompts_than_a_prefill_engine_has_rows_wait_for_those_before(nano):

@@ -4,6 +4,7 @@ import pytest
 from roles_kit import only
 from worker_kit import JOB_STATES, PARTS, SPEC, assign, beats, manifest, prefill_in
 
+from orchestrator.balance.prefill.quota import Quota
 from orchestrator.roles import Prefill, PrefillOptions, Settings
 from orchestrator.roles import messages as m
 from orchestrator.roles.engine_port import (
@@ -78,6 +79,21 @@ def test_prefill_runs_steps_until_the_prompt_is_done():
     (run,) = only(actions, RunPrefill)
     assert [(c.request, c.start, c.count, c.final) for c in run.chunks] == [("q", 0, 300, True)]
     assert core.step(PrefillDone(1, 0.5), 0.6) == []  # an answer that came twice
+
+
+@pytest.mark.parametrize(("ahead", "start"), [(0, 64), (64, 64), (3990, 3990), (4000, 3999), (10**9, 3999)])
+def test_prefill_asks_for_nothing_that_the_engine_found_in_its_cache(ahead, start):
+    """But for one token at least: something has to be the last step."""
+    core = Prefill("p", 1, PrefillOptions(quota=Quota(tokens=64)), Settings())
+    core.step(m.Start(), 0.0)
+    core.step(m.AssignPrefill("r", 1, 1000, "entry", m.RequestSpec(tuple(range(4000)), 50), (), "d", 1000), 0.0)
+    (run,) = only(core.step(Began("r", 1, 0), 0.0), RunPrefill)
+    assert [(c.start, c.count, c.final) for c in run.chunks] == [(0, 64, False)]
+    others = (("r", 2, 1000), ("q", 1, 1000))
+    (run,) = only(core.step(PrefillDone(1, 0.1, ahead=(*others, ("r", 1, ahead))), 0.1), RunPrefill)
+    (chunk,) = run.chunks
+    assert (chunk.start, chunk.final) == (start, start + 64 >= 4000)
+    assert chunk.start + chunk.count <= 4000
 
 
 def test_prefill_tells_of_requests_that_fail_in_a_step():

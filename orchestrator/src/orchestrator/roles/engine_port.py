@@ -78,12 +78,17 @@ class RunPrefill(Struct, frozen=True, gc=False):
 
 
 class PrefillDone(Struct, frozen=True, gc=False):
-    """`failed`: requests that gave no distribution or have no memory, with the reason; the others went on."""
+    """`failed`: requests that gave no distribution or have no memory, with the reason; the others went on.
+
+    `ahead`: requests of the step that are further than it asked for, with the tokens that need no computing any more,
+    as where an engine found the beginning of a prompt in its cache.
+    """
 
     step: int
     seconds: float
     plan: int = 0
     failed: tuple[tuple[str, int, str], ...] = ()
+    ahead: tuple[tuple[str, int, int], ...] = ()
 
 
 class Export(Struct, frozen=True, gc=False):

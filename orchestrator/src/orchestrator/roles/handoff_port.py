@@ -135,13 +135,28 @@ class HandoffPort:
     def _runprefill(self, c: RunPrefill) -> PrefillDone:
         """Steps until the engine has come as far with each prompt as the core planned."""
         idle = 0
-        while any(self._is_behind(self._names.get((k.request, k.epoch)), k.start + k.count, k.final) for k in c.chunks):
+        while not self.is_computed(c):
             before = self.engine.forwards
             self._note(self.engine.step())
             idle = 0 if self.engine.forwards > before else idle + 1
             if idle > _IDLE_STEPS:
                 raise RuntimeError(f"step {c.step}: the engine has work and computes nothing")
-        return PrefillDone(c.step, 0.0)
+        return PrefillDone(c.step, 0.0, ahead=self.ahead(c))
+
+    def is_computed(self, c: RunPrefill) -> bool:
+        """Whether every prompt has come as far as planned, or has ended."""
+        return not any(
+            self._is_behind(self._names.get((k.request, k.epoch)), k.start + k.count, k.final) for k in c.chunks
+        )
+
+    def ahead(self, c: RunPrefill) -> tuple[tuple[str, int, int], ...]:
+        """Prompts that have come further than planned, most of all by what was cached."""
+        found = [(k, self.engine.find(self._names.get((k.request, k.epoch), ""))) for k in c.chunks]
+        return tuple(
+            (k.request, k.epoch, sequence.computed)
+            for k, sequence in found
+            if sequence is not None and sequence.computed > k.start + k.count
+        )
 
     def _is_behind(self, name: str | None, tokens: int, final: bool) -> bool:
         sequence = None if name is None else self.engine.find(name)

@@ -220,12 +220,13 @@ def test_runs():
     runs = Runs()
     assert runs.begin(RunDecode(1, ()), (), 0.0) == DecodeDone(1, ())
     assert runs.begin(RunDecode(2, ()), (4, 7), 0.0) is None
-    assert runs.begin(RunPrefill(2, ()), (7,), 1.0) is None
+    assert runs.begin(RunPrefill(2, ()), (4, 7), 1.0) is None
     one, two = DecodeOutput("a", 1, (5,)), DecodeOutput("b", 1, (), "stop")
     assert runs.take(4, DecodeDone(2, (one,)), 2.0) is None
     assert runs.take(4, DecodeDone(2, (one,)), 2.0) is None  # twice
-    assert runs.take(7, PrefillDone(2, 0.0, failed=(("c", 1, "why"),)), 3.0) == PrefillDone(
-        2, 2.0, 0, (("c", 1, "why"),)
+    assert runs.take(4, PrefillDone(2, 0.0, ahead=(("d", 1, 700),)), 2.5) is None
+    assert runs.take(7, PrefillDone(2, 0.0, failed=(("c", 1, "why"),), ahead=(("e", 3, 9),)), 3.0) == PrefillDone(
+        2, 2.0, 0, (("c", 1, "why"),), (("d", 1, 700), ("e", 3, 9))
     )
     assert runs.take(7, DecodeDone(2, (two,)), 4.0) == DecodeDone(2, (one, two))
     assert runs.take(7, DecodeDone(2, (two,)), 5.0) is None

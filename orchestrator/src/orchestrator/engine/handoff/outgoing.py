@@ -26,7 +26,7 @@ from orchestrator.engine.handoff.parts import (
 )
 from orchestrator.engine.handoff.pictures import image_bytes
 from orchestrator.engine.handoff.replay import begin_replay
-from orchestrator.engine.handoff.rows import read_blocks, read_ring, read_tail
+from orchestrator.engine.handoff.rows import read_blocks, read_rings, read_tail
 from orchestrator.engine.handoff.token_bytes import pack_tokens
 from orchestrator.engine.scheduler import blocks_for
 from orchestrator.engine.sequence import Sequence
@@ -127,8 +127,8 @@ class Outgoing:
         for layer in self._blocks:
             self._rows(layer, blocks_for(sequence.held), sequence.held)
         if self.form == "full":
-            for layer in range(cache.rings.shape[0]):
-                self._put(window_part(layer), read_ring(cache, sequence, layer))
+            for layer, ring in enumerate(read_rings(cache, sequence)):
+                self._put(window_part(layer), ring)
             for layer in cache.tails:
                 self._put(tail_part(layer), read_tail(cache, sequence, layer))
         for number, image in enumerate(sequence.images):

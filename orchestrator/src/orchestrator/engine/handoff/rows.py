@@ -6,6 +6,7 @@ or a block's earlier owner left there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 
 import torch
@@ -47,15 +48,19 @@ def write_blocks(cache: CachePools, layer: int, blocks: Items[int], data: bytes)
         to[ids] = page.contiguous().view(to.dtype).view(count, *to.shape[1:]).to(to.device)
 
 
-def read_ring(cache: CachePools, sequence: Sequence, layer: int) -> bytes:
-    """One layer's window ring: the rows of the last window, those of the decoder's from its first position on."""
+def read_rings(cache: CachePools, sequence: Sequence) -> Iterator[bytes]:
+    """The window ring of each layer: rows of the last window, those of the decoder's from its first position on.
+
+    They come from a GPU in one copy: one a layer would wait for the GPU as often.
+    """
     config = cache.config
-    ring = cache.rings[layer, sequence.slot] if sequence.parked is None else sequence.parked[1].rings[layer]
-    lower = sequence.encoder_lower
-    if layer >= config.encoder_layers:
-        lower = max(lower, sequence.decoder_lower)
-    first = max(lower, sequence.computed - config.sliding_window)
-    return _some(ring, torch.arange(first, max(first, sequence.computed)) % config.ring_rows)
+    rings = cache.rings[:, sequence.slot] if sequence.parked is None else sequence.parked[1].rings
+    for layer, ring in enumerate(rings.cpu()):
+        lower = sequence.encoder_lower
+        if layer >= config.encoder_layers:
+            lower = max(lower, sequence.decoder_lower)
+        first = max(lower, sequence.computed - config.sliding_window)
+        yield _some(ring, torch.arange(first, max(first, sequence.computed)) % config.ring_rows)
 
 
 def read_tail(cache: CachePools, sequence: Sequence, layer: int) -> bytes:
@@ -66,7 +71,7 @@ def read_tail(cache: CachePools, sequence: Sequence, layer: int) -> bytes:
 
 
 def write_ring(cache: CachePools, slot: int, layer: int, data: bytes | None) -> None:
-    """The inverse of `read_ring`; None is a ring of zeros."""
+    """The inverse of one of `read_rings`; None is a ring of zeros."""
     _put(cache.rings[layer, slot], data)
 
 
@@ -81,8 +86,8 @@ def state_bytes(values: torch.Tensor) -> int:
 
 
 def _some(values: torch.Tensor, rows: torch.Tensor) -> bytes:
-    kept = torch.zeros_like(values, device="cpu")
-    kept[rows] = values[rows.to(values.device)].cpu()
+    kept, values = torch.zeros_like(values, device="cpu"), values.cpu()
+    kept[rows] = values[rows]
     return bytes(kept.view(torch.uint8).numpy())
 
 

@@ -206,6 +206,7 @@ class Prefill(Worker):
         self._running, self._step_since, self.plan = None, None, message.plan
         self.seconds += message.seconds
         failed = {(request, epoch): why for request, epoch, why in message.failed}
+        ahead = {(request, epoch): tokens for request, epoch, tokens in message.ahead}
         for chunk in run.chunks:
             job = self.jobs.get((chunk.request, chunk.epoch))
             if job is None or job.state != "computing":
@@ -214,6 +215,8 @@ class Prefill(Worker):
                 self._give_up(job, failed[job.key], now)
                 continue
             job.computed = chunk.start + chunk.count
+            if not chunk.final:  # one token at least is left to ask for
+                job.computed = max(job.computed, min(ahead.get(job.key, 0), job.total - 1))
             if chunk.final:
                 job.state, job.since = "exporting", now
                 self.do(Export(*job.key))

@@ -49,7 +49,7 @@ class RankDesk:
     def _answer(self) -> None:
         answers: list[Any] = list(self.port.answers())
         if self._prefill is not None and self.port.is_computed(self._prefill):
-            answers.append(PrefillDone(self._prefill.step, 0.0))
+            answers.append(PrefillDone(self._prefill.step, 0.0, ahead=self.port.ahead(self._prefill)))
             self._prefill = None
         if self._decode is not None and self._is_decoded(self._decode):
             answers.append(DecodeDone(self._decode.step, tuple(self.port.outputs(self._decode))))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from orchestrator.engine.request import Event
 from orchestrator.engine.sequence import State
-from orchestrator.roles.engine_port import DecodeOutput, RunDecode, RunPrefill
+from orchestrator.roles.engine_port import DecodeOutput, RunDecode
 from orchestrator.service.ports.streaming import StreamingPort
 
 
@@ -19,12 +19,6 @@ class RankPort(StreamingPort):
     def note(self, events: Iterable[Event]) -> None:
         """Take note of what a step brought."""
         self._note(events)
-
-    def is_computed(self, run: RunPrefill) -> bool:
-        """Whether every prompt has come as far as planned, or has ended."""
-        return not any(
-            self._is_behind(self._names.get((c.request, c.epoch)), c.start + c.count, c.final) for c in run.chunks
-        )
 
     def is_stepping(self, run: RunDecode) -> bool:
         """Whether the engine computes something for any of these requests."""

@@ -13,6 +13,7 @@ class _Run:
     began: float
     waits: set[int]
     failed: list[tuple[str, int, str]] = field(default_factory=list)
+    ahead: list[tuple[str, int, int]] = field(default_factory=list)
     outputs: list[DecodeOutput] = field(default_factory=list)
 
 
@@ -36,6 +37,7 @@ class Runs:
         run.waits.discard(rank)
         if isinstance(answer, PrefillDone):
             run.failed += answer.failed
+            run.ahead += answer.ahead
         else:
             run.outputs += answer.outputs
         return self._ended(type(answer), answer.step, now)
@@ -49,5 +51,5 @@ class Runs:
             return None
         del self._runs[kind, step]
         if kind is PrefillDone:
-            return PrefillDone(step, now - run.began, failed=tuple(run.failed))
+            return PrefillDone(step, now - run.began, failed=tuple(run.failed), ahead=tuple(run.ahead))
         return DecodeDone(step, tuple(run.outputs))
