@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.engine.request import GrammarSpec, SamplingParams
 from orchestrator.engine.sequence import State
+from orchestrator.engine.speculator import Speculator
 
 sys.path.insert(0, str(Path(__file__).parent))
 from handoff_kit import LONGEST, Pair
@@ -30,6 +31,17 @@ MODES = [("alone", "off"), ("alone", 5), ("alone", "scheduled"), ("in order", 5)
 @pytest.mark.parametrize(("mode", "speculation"), MODES)
 def test_tokens_of_one_that_stayed(kit, nano, pair, mode, speculation):
     """After prefill, in the midst of a prompt, in the midst of decoding, several times in a row, with others beside."""
+    there_and_back(kit, nano, pair, mode, speculation)
+
+
+@pytest.mark.parametrize("mode", ["alone", "worker"])
+def test_tokens_without_drafts_at_the_arrival(kit, nano, pair, mode, monkeypatch):
+    """As on a GPU, where they come with the next step."""
+    monkeypatch.setattr(Speculator, "join", lambda self, sequence: None)
+    there_and_back(kit, nano, pair, mode, 5)
+
+
+def there_and_back(kit, nano, pair, mode, speculation):
     rng = random.Random(f"{mode} {speculation}")
     requests = {
         str(i): (
