@@ -36,7 +36,7 @@ def test_tokens_of_one_that_stayed(kit, nano, pair, mode, speculation):
 
 @pytest.mark.parametrize("mode", ["alone", "worker"])
 def test_tokens_without_drafts_at_the_arrival(kit, nano, pair, mode, monkeypatch):
-    """As on a GPU, where they come with the next step."""
+    """As where too many logits would have to be copied for them: they come with the next step."""
     monkeypatch.setattr(Speculator, "join", lambda self, sequence: None)
     there_and_back(kit, nano, pair, mode, 5)
 

@@ -147,10 +147,9 @@ class Speculator:
 
         A draft depends on context rows, newest token, position and seed alone: it is the one that was made there. Where
         many large logits would have to be copied for it, the request has no drafts until the next step; nor where other
-        ranks, who draft within steps only, have experts of the stages; nor on a GPU, where a pass for one request takes
-        longer than a step, so that all others would wait for the few tokens that it saves.
+        ranks, who draft within steps only, have experts of the stages.
         """
-        if self.drafter.expert_parallel or self.cache.rings.device.type != "cpu":
+        if self.drafter.expert_parallel:
             return
         if not (sequence.state is State.RUNNING and sequence.remaining == 1 and self.limit(sequence) > 0):
             return
